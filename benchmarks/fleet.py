@@ -34,7 +34,7 @@ from pathlib import Path
 
 from fleet_inputs import PP, copied, stages, write
 
-from tracekit.schedules import generate
+from tracekit.pipeline.schedules import generate
 from tracekit.synthetic import Recipe, write_run
 
 # Compiling the modules takes half a second, which pip spends once.

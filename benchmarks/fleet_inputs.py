@@ -15,7 +15,7 @@ import polars as pl
 from msgspec import structs
 
 from tracekit.analysis.persistence import FILE, write_tables
-from tracekit.schedules import generate
+from tracekit.pipeline.schedules import generate
 from tracekit.store.files import file_checksum
 from tracekit.synthetic import Recipe, write_kineto
 

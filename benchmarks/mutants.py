@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build/mutants"
-PACKAGES = ("align", "classify", "diffs", "findings", "metrics", "whatif")
+PACKAGES = ("align", "classify", "diffs", "findings", "metrics", "graph")
 """Packages whose constants, comparisons and branches decide answers."""
 LEFT_OUT_OF_COPIES = {".git", ".venv", "build", "dist", ".mypy_cache"}
 FIRST_PIECE_S = 25

@@ -23,9 +23,9 @@ from msgspec import structs
 from playwright.sync_api import sync_playwright
 
 from tracekit.metrics.label_intervals import MAX_TIMELINE_INTERVALS
+from tracekit.pipeline.schedules import Times, generate, simulate
 from tracekit.report.html.page import render_html
 from tracekit.run.analyze import analyze
-from tracekit.schedules import Times, generate, simulate
 from tracekit.schema import LABELS, PASSES
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"

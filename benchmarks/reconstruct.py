@@ -12,13 +12,13 @@ import argparse
 import resource
 import time
 
-from tracekit.against_ideal import compare_pipelines
 from tracekit.classify import classify
-from tracekit.reconstruct import rank_pipeline
-from tracekit.schedules import generate
+from tracekit.graph.pipeline import fit_to_comparison, with_predictions
+from tracekit.pipeline.against_ideal import compare_pipelines
+from tracekit.pipeline.reconstruct import rank_pipeline
+from tracekit.pipeline.schedules import generate
 from tracekit.schema import Source
 from tracekit.synthetic import Recipe, rank_events
-from tracekit.whatif.pipeline import fit_to_comparison, with_predictions
 
 
 def main():

@@ -8,7 +8,7 @@
 options, times them again after each, and writes the traces and ``truth.json`` to FOLDER. ``errors``
 holds the free step of every recording in folders with a ``truth.json`` against the mean of the
 timings just before and after it. ``fit`` looks for the costs per operator, per call of the GPU's
-library and per shape that fit them best (``tracekit/whatif/constants.py``).
+library and per shape that fit them best (``tracekit/graph/constants.py``).
 
 ``truth.json``: ``{"runs": {LOOP: {"free_ms": [before, after the first, ...], "recorded_ms": {OPTION:
 ms, ...}}}}`` with traces in LOOP/OPTION, or ``"free_ms"`` with one or two timings and the trace in
@@ -96,7 +96,7 @@ def errors(folders: list[Path]) -> None:
 def fit(folders: list[Path]) -> None:
     """Print the costs that give the smallest errors on a grid around the present ones."""
     from tracekit import analyze
-    from tracekit.whatif import constants, recording_cost
+    from tracekit.graph import constants, recording_cost
 
     recordings = [recording for folder in folders for recording in recordings_of(folder)]
     names = ("OPERATOR_COST_NS", "SHAPES_COST_NS", "GPU_CALL_COST_NS", "PYTHON_FRAME_COST_NS")

@@ -8,8 +8,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tracekit.pipeline.schedules import generate, simulate
 from tracekit.report.schedule.write import write_schedule
-from tracekit.schedules import generate, simulate
 
 NAMES = (
     "1f1b",

@@ -23,10 +23,10 @@ from statistics import median
 
 from msgspec.structs import replace
 
+from tracekit.graph.constants import MIDDLE
+from tracekit.graph.pipeline import fit_to_comparison
+from tracekit.graph.rank_programs import write_program
 from tracekit.run.analyze import analyze
-from tracekit.whatif.constants import MIDDLE
-from tracekit.whatif.pipeline import fit_to_comparison
-from tracekit.whatif.rank_programs import write_program
 
 MEDIAN, WORST, REGRET = 0.10, 0.30, 0.05
 

@@ -351,9 +351,9 @@ NO_FIGURES = {"Estimate", "LOW, MIDDLE, HIGH"}
 def constants_of_predictions(modules: list[Module]) -> Iterator[str]:
     """Figures of what-if outside its one file, and figures there that do not say where they are from."""
     for module in modules:
-        if not re.fullmatch(r"whatif/\w+\.py", module.path):
+        if not re.fullmatch(r"graph/\w+\.py", module.path):
             continue
-        is_home = module.path == "whatif/constants.py"
+        is_home = module.path == "graph/constants.py"
         for node, following in pairwise([*module.tree.body, ast.Pass()]):
             name = assigned_name(node)
             if is_home and name is not None and name not in NO_FIGURES:
@@ -361,7 +361,7 @@ def constants_of_predictions(modules: list[Module]) -> Iterator[str]:
                 if not SOURCE_AND_DATE.search(text):
                     yield f"{module.path}:{node.lineno}: {name}: say where it is from, and when it was set"
             elif not is_home and is_figure(node):
-                yield f"{module.path}:{node.lineno}: {name} belongs into whatif/constants.py"
+                yield f"{module.path}:{node.lineno}: {name} belongs into graph/constants.py"
 
 
 def assigned_name(node: ast.stmt) -> str | None:

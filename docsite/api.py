@@ -18,7 +18,7 @@ PACKAGES = (
     "tracekit.analysis",
     "tracekit.diffs",
     "tracekit.doctor",
-    "tracekit.redaction",
+    "tracekit.redact",
     "tracekit.synthetic",
 )
 """Public packages that are imported by name."""

@@ -24,12 +24,12 @@ import polars as pl
 
 from tests.published_jobs import Job, groups_of
 from tracekit import Analysis, analyze, load
-from tracekit.against_ideal import compare_timeline
-from tracekit.against_ideal.replay import measure_slowdown
 from tracekit.classify import classify
 from tracekit.intervals import union_of
 from tracekit.metrics.label_intervals import Lanes
-from tracekit.schedules import Times, generate, simulate
+from tracekit.pipeline.against_ideal import compare_timeline
+from tracekit.pipeline.against_ideal.replay import measure_slowdown
+from tracekit.pipeline.schedules import Times, generate, simulate
 from tracekit.schema import COMMUNICATION_LABELS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -83,8 +83,8 @@ def _analysis() -> list[str]:
 
 def _tables() -> Mapping[str, pl.DataFrame]:
     """Return the tables of a small synthetic run with a pipeline, which has every table."""
+    from tracekit.pipeline.schedules import generate
     from tracekit.run.analyze import analyze
-    from tracekit.schedules import generate
     from tracekit.synthetic import Recipe, write_run
 
     with tempfile.TemporaryDirectory() as folder:

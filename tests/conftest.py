@@ -102,9 +102,9 @@ def pytest_collection(session):
 
 
 LONGEST_FILES = (
-    "tests/against_ideal/test_hard.py",
-    "tests/against_ideal/test_real.py",
-    "tests/against_ideal/test_round_trip.py",
+    "tests/pipeline/against_ideal/test_hard.py",
+    "tests/pipeline/against_ideal/test_real.py",
+    "tests/pipeline/against_ideal/test_round_trip.py",
     "tests/align/test_captures.py",
     "tests/align/test_perturbed.py",
     "tests/classify/test_real_answers.py",
@@ -125,17 +125,17 @@ LONGEST_FILES = (
     "tests/test_fleet.py",
     "tests/test_mutations.py",
     "tests/test_notebooks.py",
-    "tests/whatif/test_schedule_rows.py",
+    "tests/graph/test_schedule_rows.py",
 )
 """Started first, so that no worker is left alone with one of them at the end."""
 
 
 SLOW = (
     *LONGEST_FILES,
-    "tests/against_ideal/test_alike.py",
-    "tests/against_ideal/test_slowdowns.py",
-    "tests/against_ideal/test_spread.py",
-    "tests/against_ideal/test_zero_bubble.py::test_it_comes_back_whole",
+    "tests/pipeline/against_ideal/test_alike.py",
+    "tests/pipeline/against_ideal/test_slowdowns.py",
+    "tests/pipeline/against_ideal/test_spread.py",
+    "tests/pipeline/against_ideal/test_zero_bubble.py::test_it_comes_back_whole",
     "tests/align/test_files.py",
     "tests/align/test_late_together.py",
     "tests/align/test_steps.py::test_report_and_gate_agree",
@@ -202,8 +202,9 @@ SLOW = (
     "tests/report/test_page_top.py",
     "tests/report/test_serving_words.py",
     "tests/run/test_recordings.py",
-    "tests/schedules/test_command.py",
-    "tests/schedules/test_large.py::test_every_op_starts_as_soon_as_its_inputs_are_there",
+    "tests/memory/test_memory_command.py",
+    "tests/pipeline/schedules/test_command.py",
+    "tests/pipeline/schedules/test_large.py::test_every_op_starts_as_soon_as_its_inputs_are_there",
     "tests/skill/test_skill_folder.py::test_the_script_that_picks_keys",
     "tests/test_api.py",
     "tests/test_ci.py",
@@ -212,12 +213,12 @@ SLOW = (
     "tests/test_store.py",
     "tests/test_synthetic.py",
     "tests/test_terminal_schedule.py",
-    "tests/weight_updates/test_summary.py::test_one_json_has_one_ideal",
+    "tests/roles/weight_updates/test_summary.py::test_one_json_has_one_ideal",
     "tests/truth/test_shipped_frameworks.py::test_linear_layers_have_the_labels_of_the_program",
-    "tests/whatif/test_changes.py::test_a_wait_followed_by_short_calls",
-    "tests/whatif/test_merged_events.py::test_a_sample_replays_alike",
-    "tests/whole_run/test_late.py",
-    "tests/whole_run/test_pipeline_order.py",
+    "tests/graph/test_changes.py::test_a_wait_followed_by_short_calls",
+    "tests/graph/test_merged_events.py::test_a_sample_replays_alike",
+    "tests/late/test_late.py",
+    "tests/late/test_pipeline_order.py",
     "tracekit/diffs/stats.py",
     "tracekit/diffs/verdict.py::tracekit.diffs.verdict.judge",
 )

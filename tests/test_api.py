@@ -36,13 +36,15 @@ PUBLIC = (
     "tracekit.classify",
     "tracekit.diffs",
     "tracekit.doctor",
+    "tracekit.late",
+    "tracekit.memory",
     "tracekit.metrics",
     "tracekit.record",
-    "tracekit.redaction",
+    "tracekit.redact",
     "tracekit.results",
-    "tracekit.schedules",
+    "tracekit.pipeline.schedules",
     "tracekit.synthetic",
-    "tracekit.weight_updates",
+    "tracekit.roles.weight_updates",
 )
 """Packages whose ``__all__`` is a promise (docs/compatibility.md)."""
 NAMES = [(package, name) for package in PUBLIC for name in importlib.import_module(package).__all__]
@@ -93,7 +95,7 @@ def test_every_call_has_its_name_whatever_was_imported_before():
     rooms = (
         "diffs.explanation",
         "diffs.run_gate",
-        "redaction.kineto",
+        "redact.kineto",
         "doctor.diagnose",
         "run.query",
         "run.watch",
@@ -332,7 +334,7 @@ def test_a_diagnosis_shows_itself(samples):
 
 @pytest.mark.slow
 def test_an_ideal_saves_and_draws_itself(tmp_path):
-    done = tracekit.simulate(tracekit.schedules.generate("1f1b", pp=2, microbatches=2))
+    done = tracekit.simulate(tracekit.pipeline.schedules.generate("1f1b", pp=2, microbatches=2))
     reload = tracekit.weight_reload(2, 1)
     for suffix in (".svg", ".json", ".html", ".trace.json"):
         done.save(tmp_path / f"ideal{suffix}")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tracekit.pipeline.schedules import generate
 from tracekit.run.analyze import analyze
 from tracekit.run.ingest import ingest
-from tracekit.schedules import generate
 from tracekit.synthetic import Recipe, write_run
 
 PAGE = (Path(__file__).parent.parent / "docs" / "fleet.md").read_text(encoding="utf-8")

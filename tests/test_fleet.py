@@ -29,15 +29,15 @@ import tracekit
 from tests.clusters import dask_cluster, until, wait_for_workers
 from tests.kept import analysis_of
 from tracekit.analysis.persistence import read_tables, write_tables
-from tracekit.critical_path.pieces import LoadableTable
 from tracekit.errors import InputError, OptionError
+from tracekit.graph.critical_path.pieces import LoadableTable
 from tracekit.intervals import Intervals
+from tracekit.pipeline.schedules import generate
 from tracekit.report.notices import error_message, notice_sentence
 from tracekit.run import ingest as ingesting
 from tracekit.run.analyze import analyze
 from tracekit.run.dask import cluster
 from tracekit.run.measure import Options
-from tracekit.schedules import generate
 from tracekit.schema import LABELLED
 from tracekit.store.files import CHECKSUM_KEY, open_store, read_entry, with_checksum, write_rank
 from tracekit.store.sources import find, read_ref

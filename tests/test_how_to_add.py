@@ -11,10 +11,10 @@ import typer.testing
 from tracekit.classify import Rule, RuleBook, builtin_rules, classify
 from tracekit.cli import doctor, make_app
 from tracekit.parsers import file_type as probe
+from tracekit.pipeline.schedules import generate, register, simulate, unregister
 from tracekit.run.analyze import analyze
 from tracekit.run.ingest import ingest
 from tracekit.run.load import load
-from tracekit.schedules import generate, register, simulate, unregister
 from tracekit.schema import EVENTS, RankEvents, Source, conform
 from tracekit.store import sources
 from tracekit.synthetic import Recipe, write_run

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tracekit.schedules import generate
+from tracekit.pipeline.schedules import generate
 
 pytestmark = pytest.mark.slow
 

@@ -10,12 +10,12 @@ import pytest
 
 from tests.reference import read
 from tests.synthetic_nsight import write_nsys
-from tracekit.against_ideal import compare_pipelines
 from tracekit.classify import classify
 from tracekit.errors import OptionError
-from tracekit.reconstruct import rank_pipeline
+from tracekit.pipeline.against_ideal import compare_pipelines
+from tracekit.pipeline.reconstruct import rank_pipeline
+from tracekit.pipeline.schedules import generate, simulate
 from tracekit.run.load import load
-from tracekit.schedules import generate, simulate
 from tracekit.synthetic import EPOCH_NS, Recipe, rank_events, write_kineto, write_run
 
 PLAN = generate("interleaved", pp=2, microbatches=4, virtual=2)

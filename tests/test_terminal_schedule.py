@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from tests.against_ideal.conftest import compare_with_options, pipelines
+from tests.pipeline.against_ideal.conftest import compare_with_options, pipelines
 from tracekit.report.terminal.schedule import render_schedule
 from tracekit.report.view.pipeline import ScheduleView
 

@@ -10,7 +10,6 @@ import polars as pl
 import pytest
 
 from tests.classify.conftest import Program
-from tracekit.against_ideal import compare_run as lines
 from tracekit.align import clock_bounds
 from tracekit.analysis.combine.notices import bound_notices
 from tracekit.analysis.measure.by import layers
@@ -25,7 +24,8 @@ from tracekit.documents.analysis import Budget, RankFigures
 from tracekit.documents.gate import GateSettings
 from tracekit.metrics.label_intervals import weak_ns
 from tracekit.metrics.rates import ProductTotals
-from tracekit.reconstruct import chunk_table as beside
+from tracekit.pipeline.against_ideal import compare_run as lines
+from tracekit.pipeline.reconstruct import chunk_table as beside
 
 combining = importlib.import_module("tracekit.analysis.combine.combine_ranks")
 

@@ -12,21 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit._version import __version__
 from tracekit.errors import InputError, Notice, TracekitError
+from tracekit.late import late
+from tracekit.memory import memory
+from tracekit.redact import redact
 
 if TYPE_CHECKING:
-    from tracekit import metrics, record, schedules, weight_updates
+    from tracekit import metrics, record
     from tracekit.classify import CallablePackage
     from tracekit.diffs import Diff, GateResult, diff, gate
     from tracekit.doctor import Diagnosis, diagnose
+    from tracekit.memory.run import diff_memory
+    from tracekit.pipeline import schedules
     from tracekit.record import handler, profiler
-    from tracekit.redaction import redact
     from tracekit.results import Analysis, read_analysis, simulate, weight_reload
+    from tracekit.roles import weight_updates
     from tracekit.run.analyze import analyze
     from tracekit.run.export import export
     from tracekit.run.ingest import ingest
-    from tracekit.run.late import late
     from tracekit.run.load import load
-    from tracekit.run.memory_snapshots import diff_memory, memory
     from tracekit.run.query import query
     from tracekit.run.watch import watch
     from tracekit.store.files import Store, open_store
@@ -35,21 +38,27 @@ if TYPE_CHECKING:
     classify: CallablePackage
 
 # Public names are imported on first use (PEP 562), so that `import tracekit` and `tracekit --help`
-# take milliseconds. No module may be called like a public function: importing it would replace the
-# function on this package. The package classify is the exception, and can be called itself.
-_SUBPACKAGES = ("classify", "metrics", "record", "schedules", "weight_updates")
+# take milliseconds. A module that is called like a public function would replace the function on
+# this package when it is imported: rooms that are called so (late, memory, redact) hold the function
+# themselves and are imported above, and the package classify can be called itself.
+_MODULE_OF_SUBPACKAGE = {
+    "classify": "tracekit.classify",
+    "metrics": "tracekit.metrics",
+    "record": "tracekit.record",
+    "schedules": "tracekit.pipeline.schedules",
+    "weight_updates": "tracekit.roles.weight_updates",
+}
 _NAMES_OF_MODULE = {
     "tracekit.diffs": ("Diff", "GateResult", "diff", "gate"),
     "tracekit.doctor": ("Diagnosis", "diagnose"),
     "tracekit.record": ("handler", "profiler"),
-    "tracekit.redaction": ("redact",),
     "tracekit.results": ("Analysis", "read_analysis", "simulate", "weight_reload"),
-    "tracekit.run.memory_snapshots": ("diff_memory", "memory"),
+    "tracekit.memory.run": ("diff_memory",),
     "tracekit.store.files": ("Store", "open_store"),
     "tracekit.store.trace": ("Trace",),
     **{
         f"tracekit.run.{name}": (name,)
-        for name in ("analyze", "export", "ingest", "late", "load", "query", "watch")
+        for name in ("analyze", "export", "ingest", "load", "query", "watch")
     },
 }
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
@@ -69,8 +78,8 @@ _FIRST_NAMES = (
 
 
 def __getattr__(name: str) -> Any:
-    if name in _SUBPACKAGES:
-        return importlib.import_module(f"tracekit.{name}")
+    if name in _MODULE_OF_SUBPACKAGE:
+        return importlib.import_module(_MODULE_OF_SUBPACKAGE[name])
     if name == "SavedAnalysis":
         raise AttributeError("tracekit.SavedAnalysis was removed; use tracekit.Analysis")
     if name not in _MODULE_OF_NAME:

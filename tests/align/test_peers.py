@@ -12,7 +12,7 @@ from tracekit.align.peers import (
     along_pipelines,
     by_communicator,
 )
-from tracekit.schedules import Times, generate, simulate
+from tracekit.pipeline.schedules import Times, generate, simulate
 from tracekit.schema import conform
 
 LASTS, HOP = 10, 2

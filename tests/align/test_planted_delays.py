@@ -11,8 +11,8 @@ import pytest
 from tests.planted_delays import find_sites, plant
 from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.analysis.measure.tables import rank_tables
+from tracekit.pipeline.schedules import generate
 from tracekit.run.load import load
-from tracekit.schedules import generate
 from tracekit.synthetic import Recipe, write_run
 
 pytestmark = pytest.mark.slow

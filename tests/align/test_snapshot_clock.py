@@ -14,7 +14,7 @@ from tracekit.align import snapshot_clock
 from tracekit.align.snapshot_clock import (
     place_snapshot,
 )
-from tracekit.parsers.memory_snapshot import parse_memory_snapshot, read_memory_snapshot
+from tracekit.memory.snapshot_file import parse_memory_snapshot, read_memory_snapshot
 from tracekit.run.load import load
 from tracekit.schema import EVENTS, MEMORY, RankEvents, Source, conform
 

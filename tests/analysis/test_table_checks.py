@@ -27,9 +27,9 @@ from tracekit.analysis.table_checks import (
     named_tables,
     read_table_columns,
 )
-from tracekit.critical_path.pieces import PATH_PIECES
 from tracekit.errors import InputError
-from tracekit.schedules import generate
+from tracekit.graph.critical_path.pieces import PATH_PIECES
+from tracekit.pipeline.schedules import generate
 from tracekit.schema import EVENTS, LABELLED, RankEvents, Source, conform
 from tracekit.synthetic import Recipe, write_run
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tracekit import analyze
 from tracekit.cli import demo, make_app
 from tracekit.errors import InputError, OutputError
-from tracekit.schedules import generate
+from tracekit.pipeline.schedules import generate
 from tracekit.synthetic import Recipe, write_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]

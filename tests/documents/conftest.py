@@ -16,12 +16,12 @@ from tracekit.documents.coding import decode, to_plain
 from tracekit.documents.gate import GateSettings, Waiver
 from tracekit.documents.history import HISTORY_FORMAT, HistoryDocument, HistoryPoint
 from tracekit.documents.rules_file import GroupTable, ModuleTable, RulesDocument, RuleTable
+from tracekit.late import late
+from tracekit.memory.run import diff_memory, memory
+from tracekit.pipeline.schedules import generate, simulate
+from tracekit.pipeline.schedules.two_buffers import weight_reload
 from tracekit.run.ingest import ingest
-from tracekit.run.late import late
-from tracekit.run.memory_snapshots import diff_memory, memory
-from tracekit.schedules import generate, simulate
 from tracekit.store.files import MANIFEST
-from tracekit.weight_updates import weight_reload
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 RUNS = ("memory", "reload", "router", "steps/a", "nsys-1f1b")

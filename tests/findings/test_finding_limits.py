@@ -12,7 +12,7 @@ from tracekit.findings import ranks, remedies
 from tracekit.findings.communication import Remedy, _best_remedy
 from tracekit.findings.kernels import _device, _multiprocessors, _slower_than, reason_of
 from tracekit.findings.recording import unexplained_idle
-from tracekit.whatif.changes import NO_HOST_DELAY
+from tracekit.graph.changes import NO_HOST_DELAY
 
 
 def idle_context(

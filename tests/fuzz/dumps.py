@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.fuzz.others import one_line
 from tests.recorders import ddp_dumps, write_dumps
 from tracekit.errors import TracekitError
-from tracekit.report.view.late import hang_sentence
-from tracekit.run.late import late
+from tracekit.late import late
+from tracekit.late.view import hang_sentence
 
 STATES = ("completed", "started", "scheduled", "timed_out", "", None)
 OPS = ("nccl:all_reduce", "nccl:broadcast", "nccl:all_gather", "nccl:send 0->1", "", None)

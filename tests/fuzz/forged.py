@@ -18,7 +18,7 @@ from tests.fuzz.others import one_line
 from tests.stores import seal
 from tracekit.analysis.persistence import FILE as TABLES_FILE
 from tracekit.errors import InternalError, TracekitError
-from tracekit.schedules import generate
+from tracekit.pipeline.schedules import generate
 from tracekit.store.files import MANIFEST
 from tracekit.synthetic import Recipe, write_run
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from tests.fuzz.others import one_line
 from tests.recorders import ddp_dumps, entry
 from tracekit.errors import TracekitError
+from tracekit.late import late
 from tracekit.parsers.plain_pickle import load_plain_pickle
-from tracekit.run.late import late
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces/always-on"
 VALUES = (

@@ -18,7 +18,7 @@ from typing import Any
 from tests.fuzz.change import changed
 from tests.fuzz.others import SAMPLES, one_line, small_report
 from tracekit.errors import InputError
-from tracekit.redaction import redact
+from tracekit.redact import redact
 
 Choose = random.Random
 EVENTS = 120

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.fuzz.others import one_line
 from tests.memory_snapshots import annotation, block, event, segment, snapshot
 from tracekit.errors import TracekitError
-from tracekit.run.memory_snapshots import diff_memory, memory
+from tracekit.memory.run import diff_memory, memory
 
 VALUES = (
     *(None, -1, 0, 1, 2**31, 2**63, 2**70, -(2**64), 0.5, 1e300, float("nan"), True),

@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tracekit.memory.measures.out_of_memory import _recomputed
 from tracekit.metrics.bandwidth import ACROSS_NODES, IN_NODE, _add_measured_times
 from tracekit.metrics.measured_collectives import RankGpu, read_measured_times
-from tracekit.metrics.memory.out_of_memory import _recomputed
 from tracekit.metrics.remedies.fusion import _number_chains
 from tracekit.metrics.remedies.messages import _bytes_per_ns
 

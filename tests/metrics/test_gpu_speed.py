@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from tracekit.metrics.gpu_speed import gpu_slowdowns
-from tracekit.reconstruct.messages import CONTENTION
+from tracekit.pipeline.reconstruct.messages import CONTENTION
 
 
 def contention(alone_ns, alone=3):

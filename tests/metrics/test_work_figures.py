@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracekit.metrics.memory.block_sizes import _join, _remove
+from tracekit.memory.measures.block_sizes import _join, _remove
 from tracekit.metrics.remedies.work import _is_mask_of, _read_tensors, read_inputs
 from tracekit.metrics.start_constraints import last_of_other_stream
 

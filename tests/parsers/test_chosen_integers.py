@@ -13,9 +13,9 @@ import pytest
 from tests.chosen_integers import chosen_integers, count_probes
 from tests.memory_snapshots import write
 from tracekit.errors import InputError
-from tracekit.parsers.flight_recorder import read as read_dump
+from tracekit.late.flight_recorder import read as read_dump
+from tracekit.memory.snapshot_file import _Stacks, read_memory_snapshot
 from tracekit.parsers.kineto.stream import Stream
-from tracekit.parsers.memory_snapshot import _Stacks, read_memory_snapshot
 from tracekit.parsers.perfetto.messages import numbers_and_texts
 from tracekit.parsers.perfetto.packets import scan_packets
 from tracekit.parsers.perfetto.state import decode_state

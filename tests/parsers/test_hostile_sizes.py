@@ -24,17 +24,17 @@ from tracekit._util.arrow_sizes import unpacked_bytes
 from tracekit._util.inflation import MIN_INFLATED_LIMIT
 from tracekit.classify.model_position import _depths
 from tracekit.errors import InputError, MachineError
+from tracekit.late import flight_recorder, nccl_inspector
+from tracekit.memory.snapshot_file import read_memory_snapshot, read_memory_snapshots
 from tracekit.metrics.host.idle_activity import MAX_LAUNCHING_THREADS, _launching_threads
-from tracekit.parsers import flight_recorder, nccl_inspector
 from tracekit.parsers.file_type import detect_file_type
 from tracekit.parsers.kineto.captures import holds_capture
 from tracekit.parsers.kineto.recording_window import recording_window
-from tracekit.parsers.memory_snapshot import read_memory_snapshot, read_memory_snapshots
 from tracekit.parsers.nsight import exports
 from tracekit.parsers.nsight.reader import open_export
 from tracekit.parsers.perfetto.state import TraceState, Track
 from tracekit.parsers.perfetto.table import _values_by_key
-from tracekit.redaction.redact import redact
+from tracekit.redact import redact
 from tracekit.report.perfetto.serve import moment_parameters
 from tracekit.run import driver
 

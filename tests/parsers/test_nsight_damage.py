@@ -13,7 +13,7 @@ from tracekit import analyze
 from tracekit.errors import InputError
 from tracekit.parsers import nsight
 from tracekit.parsers.nsight.tables import MAX_GPU_EVENT_NS, MAX_TIME_NS
-from tracekit.redaction import redact
+from tracekit.redact import redact
 from tracekit.report.notices import notice_sentence
 from tracekit.schema import UNTIMED
 

@@ -23,8 +23,8 @@ from tracekit.parsers import kineto, perfetto
 from tracekit.parsers.discovery import discover
 from tracekit.parsers.file_type import detect_file_type
 from tracekit.parsers.perfetto import packets
+from tracekit.pipeline.schedules import generate
 from tracekit.report.notices import error_message, notice_sentence
-from tracekit.schedules import generate
 from tracekit.synthetic import Recipe, write_run
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_traces"

@@ -10,9 +10,9 @@ import pytest
 
 from tests.recorders import dump, entry
 from tracekit.errors import OptionError
+from tracekit.late import late
 from tracekit.record import slow_steps
 from tracekit.record.slow_steps import SlowStepDumps, dump_flight_recorder
-from tracekit.run.late import late
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from tracekit.documents.store_manifest import StoreEntry
 from tracekit.errors import InputError, OptionError
 from tracekit.parsers.file_type import detect_file_type
 from tracekit.parsers.source_refs import SourceRef
+from tracekit.pipeline.schedules import generate
 from tracekit.report.perfetto.archive import describe_rank_file, name_apart
 from tracekit.run.export import export
-from tracekit.schedules import generate
 from tracekit.schema import Source
 from tracekit.store.files import MANIFEST
 from tracekit.synthetic import Recipe, write_run

@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 from tests.kept import analysis_of
-from tracekit.critical_path.path import SEGMENTS, SLACK, CriticalPath
 from tracekit.errors import Notice
+from tracekit.graph.critical_path.path import SEGMENTS, SLACK, CriticalPath
 from tracekit.report.markdown import render_markdown
 from tracekit.report.view import view_of
 from tracekit.report.view.path import blocking

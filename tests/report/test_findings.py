@@ -17,7 +17,6 @@ from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
 from tracekit.findings.host import OFFENCES
 from tracekit.findings.ranks import CODES
-from tracekit.findings.roles import CODES as ROLE_CODES
 from tracekit.metrics.host.time_by_activity import HOST_CODES
 from tracekit.report.evidence_words import MAX_FINDING_STEPS_NAMED
 from tracekit.report.finding_sentences import TEXTS
@@ -34,6 +33,7 @@ from tracekit.report.terminal.first_screen import finding_lines, saving
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.text import short_ms
 from tracekit.report.view.top import cards
+from tracekit.roles.findings import CODES as ROLE_CODES
 from tracekit.schema import LABEL_WORDS
 
 PACKAGE = Path(tracekit.findings.__file__).parent

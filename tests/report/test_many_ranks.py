@@ -17,6 +17,7 @@ from tracekit.analysis.combine.spread import spread
 from tracekit.documents.analysis import Budget
 from tracekit.documents.coding import to_plain
 from tracekit.errors import Notice
+from tracekit.pipeline.schedules import generate
 from tracekit.report.html import charts
 from tracekit.report.html.charts import PageClock, timeline_data
 from tracekit.report.html.page import render_html
@@ -25,7 +26,6 @@ from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.fleet import histogram
 from tracekit.report.view import view_of
 from tracekit.run.analyze import analyze
-from tracekit.schedules import generate
 from tracekit.synthetic import Recipe, write_run
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ import pytest
 
 from tests.kept import analysis_of
 from tracekit.diffs import diff
+from tracekit.pipeline.schedules import generate
 from tracekit.report.html.page import render_diff
-from tracekit.schedules import generate
 from tracekit.synthetic import Recipe, write_run
 
 pytestmark = pytest.mark.slow

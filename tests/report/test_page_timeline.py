@@ -12,10 +12,10 @@ from tests.kept import analysis_of, labelled_of
 from tests.unpack import unpacked, unpacked_json
 from tracekit import load
 from tracekit.documents.coding import to_plain
+from tracekit.pipeline.schedules import generate
 from tracekit.report.html.charts import PageClock, timeline_data
 from tracekit.report.html.page import render_html
 from tracekit.run.analyze import analyze
-from tracekit.schedules import generate
 from tracekit.schema import EXPOSURE_CAUSES
 from tracekit.synthetic import Recipe, write_run
 

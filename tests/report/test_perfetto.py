@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from tracekit.pipeline.schedules import generate, simulate
 from tracekit.report.schedule.write import write_schedule
 from tracekit.run.export import export
-from tracekit.schedules import generate, simulate
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 

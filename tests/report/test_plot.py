@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 
 from tests.kept import analysis_of
 from tracekit.errors import InputError, OptionError
+from tracekit.pipeline.schedules import generate, simulate
 from tracekit.report import plot
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR, LABEL_COLOURS
 from tracekit.report.schedule.plot import draw_schedule
 from tracekit.report.write import write
-from tracekit.schedules import generate, simulate
 
 pytestmark = pytest.mark.slow
 

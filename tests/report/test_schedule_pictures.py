@@ -12,6 +12,8 @@ import pytest
 from matplotlib.collections import PolyCollection
 
 from tests.kept import analysis_of
+from tracekit.pipeline.schedules import Times, generate, names, simulate
+from tracekit.pipeline.schedules.two_buffers import weight_reload
 from tracekit.report.palette import CELL_COLOURS
 from tracekit.report.schedule.layout import (
     LOWER,
@@ -29,8 +31,6 @@ from tracekit.report.schedule.write import (
     schedule_trace,
     write_schedule,
 )
-from tracekit.schedules import Times, generate, names, simulate
-from tracekit.weight_updates import weight_reload
 
 pytestmark = pytest.mark.slow
 
@@ -178,8 +178,8 @@ def test_page_holds_a_tooltip_for_each_cell_and_nothing_from_outside(dualpipe):
 
 
 def test_page_of_a_name_with_marks():
-    from tracekit.schedules import Schedule
-    from tracekit.schedules.ops import parse_orders
+    from tracekit.pipeline.schedules import Schedule
+    from tracekit.pipeline.schedules.ops import parse_orders
 
     nasty = Schedule("<b>&", 1, 1, 1, (parse_orders("0F0 0B0"),))
     page = schedule_page(simulate(nasty))

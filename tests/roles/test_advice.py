@@ -9,8 +9,8 @@ from tracekit.align.clocks import Clocks
 from tracekit.analysis.result import RoleResults
 from tracekit.documents.findings import Finding
 from tracekit.documents.roles import Iteration, RolloutTail, WeightUpdate
-from tracekit.findings.roles import role_findings
 from tracekit.report.findings import finding_line, shown_findings, with_sentences
+from tracekit.roles.findings import role_findings
 
 MS = 1_000_000
 

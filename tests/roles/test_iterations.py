@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from tests.weight_updates.test_updates import process
+from tests.roles.weight_updates.test_updates import process
 from tracekit.documents.roles import WeightUpdate
 from tracekit.metrics.process_phases import find_decode_steps, find_stretches
 from tracekit.roles.iterations import find_iterations

@@ -1,7 +1,7 @@
 """Walks along the critical path: from an event back to what held it back, within a rank and across ranks.
 
-Within a rank (``tracekit.critical_path.pieces``) events that follow each other without a choice
-form a piece. Across ranks (``tracekit.critical_path.links``) a walk goes back from piece to piece;
+Within a rank (``tracekit.graph.critical_path.pieces``) events that follow each other without a choice
+form a piece. Across ranks (``tracekit.graph.critical_path.links``) a walk goes back from piece to piece;
 where a communication waited for a peer it continues with the peer's piece.
 """
 

@@ -15,7 +15,6 @@ import polars as pl
 from msgspec.structs import replace
 
 from tracekit.analysis.measure.tables import Measures, RankTables
-from tracekit.critical_path.path import CriticalPath
 from tracekit.documents.analysis import (
     Bubble,
     Budget,
@@ -27,6 +26,7 @@ from tracekit.documents.analysis import (
     TimedStep,
 )
 from tracekit.documents.coding import rows
+from tracekit.graph.critical_path.path import CriticalPath
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.budget import find_exposed_waits
 from tracekit.metrics.causes import with_peers

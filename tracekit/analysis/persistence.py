@@ -35,15 +35,15 @@ from tracekit.analysis.table_checks import (
     check_path_pieces,
     check_rank_tables,
 )
-from tracekit.critical_path.pieces import LoadableTable
 from tracekit.documents.coding import (
     decode,
     encode,
 )
 from tracekit.documents.store_manifest import TABLES_FORMAT, TablesDocument
 from tracekit.errors import InputError
+from tracekit.graph.critical_path.pieces import LoadableTable
+from tracekit.graph.packed_events import pack_events, unpack_events
 from tracekit.intervals import Intervals
-from tracekit.whatif.packed_events import pack_events, unpack_events
 
 FILE = "tables.zip"
 _JSON_MEMBER = "tables.json"

@@ -39,15 +39,15 @@ from tracekit.schema import Source
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tracekit.against_ideal import ScheduleComparison
     from tracekit.analysis.combine.communication import RunRates
-    from tracekit.analysis.combine.memory import RunMemory
     from tracekit.analysis.measure.by import By
     from tracekit.analysis.measure.rank_timeline import RankTimeline
-    from tracekit.critical_path.path import CriticalPath
     from tracekit.documents.analysis import ChangedStep
-    from tracekit.whatif.changes import WhatIfGraph
-    from tracekit.whole_run.result import WholeRun
+    from tracekit.graph.changes import WhatIfGraph
+    from tracekit.graph.critical_path.path import CriticalPath
+    from tracekit.late.result import WholeRun
+    from tracekit.memory.combine import RunMemory
+    from tracekit.pipeline.against_ideal import ScheduleComparison
 
 
 Result = TypeVar("Result")
@@ -195,7 +195,7 @@ class Analysis(BaseAnalysis):
     memory: RunMemory | None = None
     """Memory that the ranks' allocators held; None if it was not recorded."""
     schedule: ScheduleComparison | None = None
-    """Comparison of the run with its ideal (``tracekit.against_ideal``); if None, the notices tell
+    """Comparison of the run with its ideal (``tracekit.pipeline.against_ideal``); if None, the notices tell
     why."""
     stragglers: Stragglers = field(default_factory=Stragglers)
     """Ranks that others wait for, in which steps and why."""
@@ -278,7 +278,7 @@ class Analysis(BaseAnalysis):
             return self.document.slowdown
         if self.schedule is None:
             return None
-        from tracekit.against_ideal.replay import pipeline_slowdown
+        from tracekit.pipeline.against_ideal.replay import pipeline_slowdown
 
         return pipeline_slowdown(self.schedule)
 

@@ -13,7 +13,6 @@ from msgspec import UNSET, UnsetType
 
 from tracekit._version import __version__
 from tracekit.align.clocks import CLOCKS, Clocks
-from tracekit.analysis.combine.memory import RunMemory
 from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.analysis.result import Analysis, Role, RoleResults, Tables
 from tracekit.documents import analysis as documents
@@ -30,6 +29,7 @@ from tracekit.documents.analysis import (
 from tracekit.documents.coding import known, read_document, rows, table_schema, to_plain
 from tracekit.documents.findings import Finding
 from tracekit.errors import InputError, Notice
+from tracekit.memory.combine import RunMemory
 from tracekit.metrics.bandwidth import COPIES
 from tracekit.metrics.host.time_by_activity import HOST_TIME
 from tracekit.metrics.label_intervals import TIMELINE

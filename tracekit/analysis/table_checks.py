@@ -22,20 +22,24 @@ import polars as pl
 
 from tracekit._util.arrays import Ints
 from tracekit.analysis.measure.tables import Measures, RankTables
-from tracekit.critical_path.pieces import PATH_PIECES
+from tracekit.graph.critical_path.pieces import PATH_PIECES
+from tracekit.graph.packed_events import EVENTS_WITH_REMEDIES
+from tracekit.graph.rank_events import BEFORE, HOST_WORK
+from tracekit.graph.remedies import REMEDY_CHANGES
 from tracekit.intervals import Intervals
-from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS
-from tracekit.metrics.memory.activations import ACTIVATIONS
-from tracekit.metrics.memory.contents import CONTENTS
-from tracekit.metrics.memory.history import (
+from tracekit.memory.measures.activations import ACTIVATIONS
+from tracekit.memory.measures.contents import CONTENTS
+from tracekit.memory.measures.history import (
     FRAMES,
     HISTORY_LEVELS,
     HISTORY_STACKS,
     LIVES,
     SEGMENT_LIVES,
 )
-from tracekit.metrics.memory.leaks import LEAKS
-from tracekit.metrics.memory.rank_contents import STACKS, STEP_STARTS
+from tracekit.memory.measures.leaks import LEAKS
+from tracekit.memory.measures.rank_contents import STACKS, STEP_STARTS
+from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS
+from tracekit.roles.weight_updates.transfers import RELOAD_EVENTS
 from tracekit.schema import CELLS, LABELS, PASSES, PHASES
 from tracekit.store.checks import (
     LATEST_NS,
@@ -43,10 +47,6 @@ from tracekit.store.checks import (
     is_time_of_a_clock,
     is_total_too_large,
 )
-from tracekit.weight_updates.transfers import RELOAD_EVENTS
-from tracekit.whatif.packed_events import EVENTS_WITH_REMEDIES
-from tracekit.whatif.rank_events import BEFORE, HOST_WORK
-from tracekit.whatif.remedies import REMEDY_CHANGES
 
 TIME_COLUMNS = frozenset(
     (

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from tracekit._util.command_options import with_quiet
 from tracekit._util.machine import check_address_space
 from tracekit._util.os_errors import as_tracekit_error
 from tracekit._version import __version__
@@ -25,18 +26,17 @@ from tracekit.cli import (
     export,
     gate,
     ingest,
-    late,
     mcp,
-    memory,
     query,
-    redact,
     schedule,
     watch,
 )
-from tracekit.cli._console import discard_stdout, prepare_streams, print_line
-from tracekit.cli._options import with_quiet
 from tracekit.cli._removed import REMOVED_COMMANDS, successor_of_option
 from tracekit.errors import DEBUG, OptionError, TracekitError
+from tracekit.late import command as late
+from tracekit.memory import command as memory
+from tracekit.redact import command as redact
+from tracekit.report.terminal.console import discard_stdout, prepare_streams, print_line
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""

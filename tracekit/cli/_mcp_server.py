@@ -12,14 +12,14 @@ from typing import Any
 
 from tracekit._util.text import one_line, terminal
 from tracekit._version import __version__
-from tracekit.against_ideal import ScheduleComparison
 from tracekit.documents.coding import to_plain, to_plain_rows
 from tracekit.documents.findings import Finding
 from tracekit.errors import InputError, OptionError, TracekitError
+from tracekit.pipeline.against_ideal import ScheduleComparison
+from tracekit.pipeline.schedules.registry import DEFAULT_VIRTUAL, describe
+from tracekit.pipeline.schedules.registry import names as schedule_names
 from tracekit.report.notices import notice_sentence
 from tracekit.results import Analysis
-from tracekit.schedules.registry import DEFAULT_VIRTUAL, describe
-from tracekit.schedules.registry import names as schedule_names
 
 TOOLS = ("analyze", "findings", "table", "what_if", "explain", "diff", "doctor", "schedule")
 INSTRUCTIONS = (
@@ -334,7 +334,7 @@ class Tools:
 
         Ranks × micro-batches × chunks may be 65,536, for zb-1p and zb-2p (searched) 8,192.
         """
-        from tracekit.schedules import generate, simulate
+        from tracekit.pipeline.schedules import generate, simulate
 
         _check_schedule_size(_registered(name), pp, microbatches, virtual)
         simulation = simulate(generate(name, pp=pp, microbatches=microbatches, virtual=virtual))

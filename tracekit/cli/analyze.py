@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tracekit.cli import _options as options
-from tracekit.cli._console import (
-    print_left_out,
-    print_note,
-    print_notices,
-    print_text,
-    shows_result,
-)
-from tracekit.cli._options import flag, value
+from tracekit._util import command_options as options
+from tracekit._util.command_options import flag, value
 from tracekit.errors import InputError, OptionError, TracekitError
 from tracekit.parsers.rank_numbers import (
     MAX_DIGITS,
     MAX_SHOWN_OPTION_CHARS,
     chosen_ranks,
     unknown_rank_error,
+)
+from tracekit.report.terminal.console import (
+    print_left_out,
+    print_note,
+    print_notices,
+    print_text,
+    shows_result,
 )
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def run(
         )
         return
     if paths and not roles and _has_recordings_alone(paths):
-        from tracekit.cli import late
+        from tracekit.late import command as late
 
         late.run(paths, output=output, ranks=ranks, workers=workers, json=json)
         return
@@ -322,7 +322,7 @@ def _has_recordings_alone(paths: list[str]) -> bool:
 
     Paths without anything are left to the analysis to report.
     """
-    from tracekit.run.recordings import has_recordings_alone
+    from tracekit.late.find_recordings import has_recordings_alone
 
     try:
         return has_recordings_alone(paths)

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from tracekit._util.os_errors import write_error
-from tracekit.cli._console import print_note, print_text, shows_result
 from tracekit.errors import InputError, OutputError
+from tracekit.report.terminal.console import print_note, print_text, shows_result
 
 RUNS = {
     "h100-ddp": "Data-parallel training on eight H100 (modded-nanogpt, recorded by its author):",

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli import _options as options
-from tracekit.cli._console import print_note, shows_result
+from tracekit._util import command_options as options
+from tracekit.report.terminal.console import print_note, shows_result
 
 SIDE_HELP = "A trace, a store, a folder, a saved analysis or a baseline file."
 
@@ -23,11 +23,11 @@ def run(
 ) -> None:
     """Show what changed from A to B by label, module, rank, kernel and cell, the largest change first."""
     from tracekit.diffs import diff
+    from tracekit.memory.run import holds_snapshots_alone
     from tracekit.report.ci.write import DIFF, to_json
     from tracekit.report.terminal.changes import show_diff
     from tracekit.report.terminal.screen import Screen
     from tracekit.report.write import check_extension
-    from tracekit.run.memory_snapshots import holds_snapshots_alone
 
     for path in output or ():
         check_extension(path, DIFF)
@@ -46,11 +46,11 @@ def run(
 
 def _show_memory(before: str, after: str, *, output: list[Path], json: bool) -> None:
     """Show what changed from one memory snapshot to another."""
-    from tracekit.cli._console import print_notices
-    from tracekit.report.memory import check_memory_output, write_memory
-    from tracekit.report.terminal.memory import render_diff
+    from tracekit.memory.run import diff_memory
+    from tracekit.memory.terminal import render_diff
+    from tracekit.memory.write import check_memory_output, write_memory
+    from tracekit.report.terminal.console import print_notices
     from tracekit.report.terminal.screen import Screen
-    from tracekit.run.memory_snapshots import diff_memory
 
     for path in output:
         check_memory_output(path, (".html", ".json"))

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli import _options as options
+from tracekit._util import command_options as options
 
 
 def run(

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
+from tracekit._util import command_options as options
+from tracekit._util.command_options import flag, value
 from tracekit._util.text import counted
-from tracekit.cli import _options as options
-from tracekit.cli._console import discard_stdout, print_line, print_note, shows_result
-from tracekit.cli._options import flag, value
 from tracekit.errors import OptionError, TracekitError
+from tracekit.report.terminal.console import discard_stdout, print_line, print_note, shows_result
 
 if TYPE_CHECKING:
     from tracekit.diffs import Config, GateResult, Side

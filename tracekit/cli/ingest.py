@@ -5,9 +5,14 @@ from typing import Annotated
 
 import typer
 
+from tracekit._util import command_options as options
 from tracekit._util.text import counted
-from tracekit.cli import _options as options
-from tracekit.cli._console import note_partial_store, print_line, print_notices, shows_result
+from tracekit.report.terminal.console import (
+    note_partial_store,
+    print_line,
+    print_notices,
+    shows_result,
+)
 from tracekit.report.text import size
 
 
@@ -30,9 +35,9 @@ def run(
 
     Reading it back needs no parsing.
     """
+    from tracekit.late.store import read_stored_recordings
     from tracekit.run.dask import cluster
     from tracekit.run.ingest import ingest
-    from tracekit.store.recordings import read_stored_recordings
 
     with note_partial_store(output), cluster(dask) as (executor, cluster_size):
         store = ingest(

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli import _options as options
-from tracekit.cli._console import print_note, print_text
+from tracekit._util import command_options as options
+from tracekit.report.terminal.console import print_note, print_text
 
 MAX_PRINTED_ROWS = 200
 """Rows printed at most; --output writes all."""

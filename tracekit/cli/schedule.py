@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracekit.cli import _options as options
-from tracekit.cli._console import print_note
-from tracekit.cli._options import flag, value
+from tracekit._util import command_options as options
+from tracekit._util.command_options import flag, value
 from tracekit.errors import OptionError
+from tracekit.report.terminal.console import print_note
 
 if TYPE_CHECKING:
-    from tracekit.schedules import BlockTimes, Schedule, Simulation, Times
-    from tracekit.weight_updates import WeightReload
+    from tracekit.pipeline.schedules import BlockTimes, Schedule, Simulation, Times
+    from tracekit.pipeline.schedules.two_buffers import WeightReload
 
 
 def run(
@@ -65,7 +65,7 @@ def run(
         raise OptionError("no schedule named", hint="tracekit schedule NAME; --list names them all")
     for path in output or ():
         check_extension(path, SCHEDULE_EXTENSIONS)
-    from tracekit.schedules import BlockTimes, describe
+    from tracekit.pipeline.schedules import BlockTimes, describe
 
     blocks = BlockTimes.parse(block_time) if lanes else None
     if block_time and not lanes:
@@ -93,7 +93,7 @@ def _pipeline(
     time: str,
     blocks: BlockTimes | None,
 ) -> Simulation:
-    from tracekit.schedules import Times, block_times, generate, simulate
+    from tracekit.pipeline.schedules import Times, block_times, generate, simulate
 
     pp, microbatches, virtual, group = sizes
     if blocks is not None and time:
@@ -106,7 +106,7 @@ def _pipeline(
         _refuse_options(
             "a file of orders", pp=pp, microbatches=microbatches, virtual=virtual, group=group
         )
-        from tracekit.schedules import read_orders
+        from tracekit.pipeline.schedules import read_orders
 
         schedule: Schedule = read_orders(name)
     else:
@@ -122,7 +122,7 @@ def _pipeline(
 
 
 def _weight_reload(ranks: int | None, rounds: int | None, time: str) -> WeightReload:
-    from tracekit.weight_updates import ReloadTimes, weight_reload
+    from tracekit.pipeline.schedules.two_buffers import ReloadTimes, weight_reload
 
     if ranks is None or rounds is None:
         raise OptionError(
@@ -144,7 +144,7 @@ def _refuse_options(subject: str, **given_options: int | None) -> None:
 
 
 def _print_list(as_json: bool) -> None:
-    from tracekit.schedules import describe, names
+    from tracekit.pipeline.schedules import describe, names
 
     entries = [describe(name) for name in names()]
     if as_json:

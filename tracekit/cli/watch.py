@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from tracekit.cli import _options as options
-from tracekit.cli._console import print_text
-from tracekit.cli._options import flag, value
+from tracekit._util import command_options as options
+from tracekit._util.command_options import flag, value
+from tracekit.report.terminal.console import print_text
 
 
 def run(

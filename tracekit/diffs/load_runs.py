@@ -222,9 +222,9 @@ def _group_by_run(paths: list[str]) -> list[list[str]]:
 
 def _analyze_run(paths: list[str], *, keep: bool) -> Run:
     """Analyse a trace or a store; of dumps and logs alone, the whole run that they tell about."""
+    from tracekit.late import late
+    from tracekit.late.find_recordings import has_recordings_alone
     from tracekit.run.analyze import analyze
-    from tracekit.run.late import late
-    from tracekit.run.recordings import has_recordings_alone
 
     name = public_url(paths[0]) if len(paths) == 1 else str(Path(paths[0]).parent)
     if has_recordings_alone(paths):

@@ -19,7 +19,7 @@ import msgspec
 
 from tracekit.diffs.stats import Level
 from tracekit.errors import OptionError
-from tracekit.metrics.memory import MEMORY_PHASES
+from tracekit.memory.measures import MEMORY_PHASES
 from tracekit.schema import (
     COMMUNICATION_LABELS,
     COMPUTE_LABELS,

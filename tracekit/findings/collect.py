@@ -18,16 +18,16 @@ from tracekit.findings.communication import exposed_findings, repeated_reduction
 from tracekit.findings.context import Context
 from tracekit.findings.host import OFFENCES, host_findings
 from tracekit.findings.kernels import kernel_findings
-from tracekit.findings.memory import memory_findings
 from tracekit.findings.pipeline import schedule_findings
 from tracekit.findings.ranks import CODES as CODES_OF_CAUSES
 from tracekit.findings.ranks import rank_findings
 from tracekit.findings.recording import capture_findings, recording_findings, unexplained_idle
 from tracekit.findings.remedies import operators_with_remedy, remedy_findings
-from tracekit.findings.roles import role_findings
 from tracekit.findings.steps import step_findings
-from tracekit.findings.whole_run import whole_run_findings
+from tracekit.late.findings import whole_run_findings
+from tracekit.memory.findings import memory_findings
 from tracekit.metrics.host.time_by_activity import HOST_CODES
+from tracekit.roles.findings import role_findings
 
 
 def _work_findings(context: Context) -> Iterator[Finding]:

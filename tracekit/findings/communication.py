@@ -19,8 +19,8 @@ from tracekit.documents.findings import (
 )
 from tracekit.findings.context import Context, places_of, saved_range_ns
 from tracekit.findings.host import exposed_pageable_share
+from tracekit.graph.changes import NO_HOST_DELAY
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
-from tracekit.whatif.changes import NO_HOST_DELAY
 
 REDUCTIONS = r"(?i)all_?reduce|reduce_?scatter"
 """Operations that sum gradients over ranks."""

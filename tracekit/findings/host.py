@@ -22,11 +22,11 @@ from tracekit.documents.findings import (
 )
 from tracekit.findings.context import Context, places_of, saved_range_ns
 from tracekit.findings.synchronisations import runs_operator, who_waits
+from tracekit.graph.changes import HOST_CHANGES, NO_LAUNCH_DELAY
+from tracekit.graph.constants import HOST_VARIATION
+from tracekit.graph.remedies import KNOWN_SHAPES, select_remedies
 from tracekit.metrics.remedies.work import PATTERNS
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
-from tracekit.whatif.changes import HOST_CHANGES, NO_LAUNCH_DELAY
-from tracekit.whatif.constants import HOST_VARIATION
-from tracekit.whatif.remedies import KNOWN_SHAPES, select_remedies
 
 OFFENCES = (
     "compile",

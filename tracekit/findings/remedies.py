@@ -15,9 +15,9 @@ import polars as pl
 from tracekit.documents.analysis import ChangedStep
 from tracekit.documents.findings import MAX_PLACES_PER_FINDING, EvidenceValue, Finding, Place
 from tracekit.findings.context import Context, places_of
+from tracekit.graph.event_graph import EventGraph
+from tracekit.graph.remedies import FUSE, FUSE_LOSS, select_remedies
 from tracekit.metrics.remedies.rows import HOST_ALONE
-from tracekit.whatif.event_graph import EventGraph
-from tracekit.whatif.remedies import FUSE, FUSE_LOSS, select_remedies
 
 MIN_SAVED_SHARE = 0.05
 """Share of the step that a change must save to be advised: predictions are not more exact than that."""

@@ -35,7 +35,7 @@ _DISTRIBUTED_INFO = re.compile(r'"distributedInfo"\s*:\s*(?=\{)')
 _EVENTS_OF_OTHER_USE = (
     (
         re.compile(rb'"name"\s*:\s*"(?:forward|backward)-(?:compute|send|recv)"'),
-        "is a timeline of operations; read it with tracekit.against_ideal.compare_timeline",
+        "is a timeline of operations; read it with tracekit.pipeline.against_ideal.compare_timeline",
     ),
     (
         # SGLang puts the rank in front of every process id.

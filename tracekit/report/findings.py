@@ -12,13 +12,13 @@ from tracekit.analysis.result import Analysis
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
 from tracekit.findings import find
-from tracekit.findings.roles import CODES as ROLE_CODES
 from tracekit.metrics.host.time_by_activity import HOST_CODES
 from tracekit.report.evidence_words import FindingWords
 from tracekit.report.finding_sentences import TEXTS, FindingTexts
 from tracekit.report.serving_sentences import SERVING_TEXTS
 from tracekit.report.text import short_ms, size
 from tracekit.report.words import WORDS
+from tracekit.roles.findings import CODES as ROLE_CODES
 
 
 class Advice(msgspec.Struct, frozen=True):

@@ -18,13 +18,13 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
 
 from tracekit._util.text import counted, ms, percent, signed
-from tracekit.against_ideal import WhatIf
-from tracekit.against_ideal.comparison import StepComparison
 from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
+from tracekit.memory.plot import flame, memory
 from tracekit.metrics.label_intervals import COMPUTE_SET
+from tracekit.pipeline.against_ideal import WhatIf
+from tracekit.pipeline.against_ideal.comparison import StepComparison
 from tracekit.report import figures
-from tracekit.report.memory_plot import flame, memory
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, mix_colours
 from tracekit.report.schedule.layout import (
     LOWER,

@@ -4,9 +4,9 @@ What is measured, compared and simulated is data in the packages below ``report`
 add what ``report`` makes of it. ``diffs`` and ``doctor``, which stand above, have theirs themselves.
 """
 
+from tracekit.late.late_result import LateResult
+from tracekit.memory.result import MemoryDiffResult, MemoryResult
 from tracekit.results.analysis import AnalysisResult, Plots, read_analysis
-from tracekit.results.late import LateResult
-from tracekit.results.memory import MemoryDiffResult, MemoryResult
 from tracekit.results.schedules import (
     SimulationResult,
     WeightReloadResult,

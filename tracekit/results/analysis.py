@@ -14,6 +14,7 @@ from tracekit.analysis.saved import read_saved
 from tracekit.documents.analysis import AnalysisDocument, ChangedStep
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.findings import Finding
+from tracekit.late.late_result import LateResult
 from tracekit.report.findings import findings_of
 from tracekit.report.notebook import NOTEBOOK_WIDTH, analysis_html, findings_html, screen_html
 from tracekit.report.notices import with_messages
@@ -21,7 +22,6 @@ from tracekit.report.terminal.table import render_table
 from tracekit.report.view import View, view_of
 from tracekit.report.view.changed_steps import change_table
 from tracekit.report.write import document_of, write
-from tracekit.results.late import LateResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

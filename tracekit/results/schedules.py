@@ -8,10 +8,10 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from tracekit._util.arguments import checked_type
-from tracekit.schedules import Schedule, Simulation, Times
-from tracekit.schedules import simulate as run_schedule
-from tracekit.weight_updates import ReloadTimes, WeightReload
-from tracekit.weight_updates import weight_reload as run_weight_reload
+from tracekit.pipeline.schedules import Schedule, Simulation, Times
+from tracekit.pipeline.schedules import simulate as run_schedule
+from tracekit.pipeline.schedules.two_buffers import ReloadTimes, WeightReload
+from tracekit.pipeline.schedules.two_buffers import weight_reload as run_weight_reload
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class SimulationResult(Simulation):
     """A simulated schedule that can be drawn and saved.
 
-    >>> from tracekit.schedules import generate
+    >>> from tracekit.pipeline.schedules import generate
     >>> simulate(generate("1f1b", pp=2, microbatches=2))
     <Simulation: 1f1b, 2 ranks × 2 micro-batches, makespan 9>
     """
@@ -28,7 +28,7 @@ class SimulationResult(Simulation):
     def plot(self) -> Figure:
         """Return a matplotlib figure of the schedule.
 
-        >>> from tracekit.schedules import generate
+        >>> from tracekit.pipeline.schedules import generate
         >>> simulate(generate("1f1b", pp=2, microbatches=2)).plot().axes[0].get_xlabel()
         'time (units of the given times)'
         """
@@ -68,13 +68,15 @@ def simulate(
 ) -> SimulationResult:
     """Return a schedule with its clock, which can be drawn and saved.
 
-    The arguments are those of ``tracekit.schedules.simulate``.
+    The arguments are those of ``tracekit.pipeline.schedules.simulate``.
 
-    >>> from tracekit.schedules import generate
+    >>> from tracekit.pipeline.schedules import generate
     >>> simulate(generate("dualpipe", pp=8, microbatches=20)).makespan
     66
     """
-    checked_type(schedule, Schedule, "schedule", "make one with tracekit.schedules.generate")
+    checked_type(
+        schedule, Schedule, "schedule", "make one with tracekit.pipeline.schedules.generate"
+    )
     return SimulationResult(**_fields(run_schedule(schedule, times, durations=durations)))
 
 

@@ -26,6 +26,7 @@ from tracekit.parsers.kineto.recording_window import recording_window
 from tracekit.parsers.one_run import check_single_run, roles_by_name, several_runs_error
 from tracekit.parsers.source_refs import SourceRef, file_listing
 from tracekit.roles.processes import Process, kind_of_role, share_a_process
+from tracekit.roles.weight_updates.transfers import RELOAD_EVENTS, reload_events
 from tracekit.schema import PYTORCH_READERS, RankEvents
 from tracekit.store.sources import (
     OneRole,
@@ -35,7 +36,6 @@ from tracekit.store.sources import (
     read_ref,
     separate_captures,
 )
-from tracekit.weight_updates.transfers import RELOAD_EVENTS, reload_events
 
 
 def find_roles(

@@ -20,8 +20,8 @@ from tracekit.roles.processes import (
     processes_on_one_clock,
     share_a_process,
 )
+from tracekit.roles.weight_updates import find_weight_updates
 from tracekit.schema import Source
-from tracekit.weight_updates import find_weight_updates
 
 KIND_ORDER = ("trainer", "parameter_server", "rollout", "inference_worker", "inference", "unknown")
 """Kinds of roles, the one that leads a run first."""

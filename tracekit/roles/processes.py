@@ -11,8 +11,8 @@ from tracekit.align.clocks import Clocks
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.errors import Notice
 from tracekit.metrics.process_phases import ROLLOUT, TRAIN
+from tracekit.roles.weight_updates.transfers import RELOAD_EVENTS, UpdateProcess
 from tracekit.schema import Source
-from tracekit.weight_updates.transfers import RELOAD_EVENTS, UpdateProcess
 
 _NO_TRANSFERS = RELOAD_EVENTS.to_frame()
 

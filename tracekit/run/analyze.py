@@ -20,17 +20,17 @@ from tracekit.analysis.measure.tables import RankTables
 from tracekit.classify import RuleBook
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.findings.host import asks_for_stacks
+from tracekit.graph.changes import parse_change
 from tracekit.metrics.peaks import check_gpu
 from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks, unknown_rank_error
 from tracekit.parsers.source_refs import SourceRef
-from tracekit.reconstruct.parallel_groups import split_layout
+from tracekit.pipeline.reconstruct.parallel_groups import split_layout
 from tracekit.results import AnalysisResult
 from tracekit.roles.combine import combine_roles, main_role
 from tracekit.run import driver
 from tracekit.run.measure import Options
 from tracekit.store.sources import OneRole, PathList, Paths, attach_named_capture, failure_notices
 from tracekit.store.trace import Trace
-from tracekit.whatif.changes import parse_change
 
 
 def analyze(
@@ -407,7 +407,7 @@ def _with_whole_run(analysis: Analysis, paths: PathList) -> Analysis:
 
     Those that cannot be used are a notice.
     """
-    from tracekit.run.late import late_beside_traces
+    from tracekit.late.run import late_beside_traces
 
     try:
         whole_run = late_beside_traces(paths, analysis)

@@ -27,12 +27,13 @@ from tracekit.classify.classify_events import classify_with_lost
 from tracekit.classify.graph_replays import join_replays
 from tracekit.documents.store_manifest import StoreEntry
 from tracekit.errors import InputError, Notice, OptionError
+from tracekit.late.find_recordings import find_recordings, has_recordings_alone
+from tracekit.late.recordings import Recordings
+from tracekit.late.store import write_recordings
 from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks
-from tracekit.parsers.recordings import Recordings
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.roles.assign import group_by_role
 from tracekit.run import driver
-from tracekit.run.recordings import find_recordings, has_recordings_alone
 from tracekit.store.files import (
     ROLE_PREFIX,
     Store,
@@ -42,7 +43,7 @@ from tracekit.store.files import (
     open_store,
     write_rank,
 )
-from tracekit.store.recordings import write_recordings
+from tracekit.late.store import write_recordings
 from tracekit.store.sources import OneRole, PathList, Paths, failure_notices, read_ref, span
 from tracekit.store.stored_run import (
     StoredRun,

@@ -6,7 +6,7 @@
     STORE/rank=3/labelled.parquet the labelled GPU events of rank 3 STORE/rank=3/tables.zip the
     measured tables of rank 3 (analysis.persistence), if they were written STORE/rank=3/entry.json
     the manifest's entry for rank 3 STORE/recordings dumps and logs of the whole run, if there are
-    any (``store.recordings``)
+    any (``late.store``)
 
 Every file's checksum is in its rank's entry and is verified before the file is read; the manifest
 and the entries have a checksum of their own. A rank is written into a temporary folder that is

@@ -23,6 +23,7 @@ from tracekit.errors import (
     RuleError,
     TracekitError,
 )
+from tracekit.late.store import holds_recordings
 from tracekit.parsers import remote
 from tracekit.parsers.discovery import Discovery, discover
 from tracekit.parsers.file_type import MEMORY_SNAPSHOT
@@ -31,7 +32,6 @@ from tracekit.parsers.rank_numbers import missing_ranks
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.schema import EVENTS, PYTORCH_READERS, GraphCapture, RankEvents, Source
 from tracekit.store.files import open_single_store, open_store
-from tracekit.store.recordings import holds_recordings
 
 PathList = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Paths = PathList | Mapping[str, PathList]
@@ -341,7 +341,7 @@ def _read_snapshots(part: RankEvents, refs: Sequence[SourceRef]) -> RankEvents:
 
     One that cannot be read is left out, with a notice.
     """
-    from tracekit.parsers.memory_snapshot import read_memory_snapshot
+    from tracekit.memory.snapshot_file import read_memory_snapshot
 
     snapshots = []
     notices = []

@@ -18,7 +18,7 @@ from tracekit.errors import InputError, OutputError
 from tracekit.parsers.source_refs import SourceRef, file_listing
 from tracekit.schema import Recording, Source
 from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, role_folders
-from tracekit.store.recordings import holds_recordings, read_stored_recordings
+from tracekit.late.store import holds_recordings, read_stored_recordings
 from tracekit.store.sources import EARLIEST_DATE_NS, MAX_GAP_WITHIN_RUN_NS, check_one_run
 
 REPLACE_HINT = "choose another folder, or --overwrite (overwrite=True) to replace it"

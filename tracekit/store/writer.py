@@ -35,7 +35,7 @@ from tracekit.store.files import (
     read_entry,
     with_checksum,
 )
-from tracekit.store.recordings import holds_recordings
+from tracekit.late.store import holds_recordings
 
 MANIFEST_INTERVAL_S = 5.0
 """Seconds between two updates of the manifest while ranks are added: at most this much work is lost

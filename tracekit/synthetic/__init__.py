@@ -1,6 +1,6 @@
 """Synthetic traces of any schedule, with injected problems of known size, for tests and benchmarks.
 
->>> from tracekit.schedules import generate
+>>> from tracekit.pipeline.schedules import generate
 >>> from tracekit.synthetic import Recipe, rank_events
 >>> recipe = Recipe(generate("zb-h1", pp=4, microbatches=8), jitter=0.02, p2p_ns=50_000)
 >>> rank_events(recipe, 3)["kind"].n_unique()

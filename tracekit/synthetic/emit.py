@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tracekit.schedules import Op
+from tracekit.pipeline.schedules import Op
 from tracekit.schema import EVENTS
 from tracekit.synthetic.recipe import EPOCH_NS, Recipe
 
@@ -39,7 +39,7 @@ _compact_json = partial(json.dumps, separators=(",", ":"))
 def rank_events(recipe: Recipe, rank: int) -> pl.DataFrame:
     """Return the events table of one rank, as a parser would return it.
 
-    >>> from tracekit.schedules import generate
+    >>> from tracekit.pipeline.schedules import generate
     >>> events = rank_events(Recipe(generate("1f1b", pp=2, microbatches=2)), 0)
     >>> events.filter(kind="kernel").height > 8
     True

@@ -39,7 +39,7 @@ def write_kineto(recipe: Recipe, rank: int, path: str | os.PathLike[str]) -> Pat
     """Write one rank as a PyTorch profiler trace (compressed if the name ends in ``.gz``).
 
     >>> import tempfile
-    >>> from tracekit.schedules import generate
+    >>> from tracekit.pipeline.schedules import generate
     >>> recipe = Recipe(generate("1f1b", pp=2, microbatches=2))
     >>> write_kineto(recipe, 0, tempfile.mkdtemp() + "/rank0.json.gz").name
     'rank0.json.gz'
@@ -102,7 +102,7 @@ def write_run(
     """Write a run into *folder*, one rank after another, so that thousands of ranks take little memory.
 
     >>> import tempfile
-    >>> from tracekit.schedules import generate
+    >>> from tracekit.pipeline.schedules import generate
     >>> recipe = Recipe(generate("1f1b", pp=2, microbatches=2))
     >>> [file.name for file in write_run(recipe, tempfile.mkdtemp())]
     ['rank0.pt.trace.json.gz', 'rank1.pt.trace.json.gz']

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tracekit._util.arrays import Ints
 from tracekit.errors import OptionError
-from tracekit.schedules import Schedule, Simulation, Times, simulate
+from tracekit.pipeline.schedules import Schedule, Simulation, Times, simulate
 
 EPOCH_NS = 1_790_000_000_000_000_000
 """Start of a synthetic run, in nanoseconds since 1970."""
@@ -20,7 +20,7 @@ EPOCH_NS = 1_790_000_000_000_000_000
 class Recipe:
     """A schedule, its times, and the problems to inject, each by a known amount.
 
-    >>> from tracekit.schedules import generate
+    >>> from tracekit.pipeline.schedules import generate
     >>> recipe = Recipe(generate("1f1b", pp=2, microbatches=2), p2p_ns=1000)
     >>> recipe.simulation().makespan  # 3 × (F + I + W), and a transfer each way
     9002000

@@ -13,15 +13,8 @@ from tracekit._util.columns import concat_ranks
 from tracekit._util.machine import give_back_memory
 from tracekit._util.notices import merge_notices
 from tracekit._util.workers import MapFunction
-from tracekit.against_ideal import ScheduleComparison, compare_pipelines
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.combine.communication import Communication, with_peers
-from tracekit.analysis.combine.memory import (
-    RunMemory,
-    memory_with_microbatches,
-    run_memory,
-    with_memory,
-)
 from tracekit.analysis.combine.notices import (
     bound_notices,
     bounded_wait_notices,
@@ -46,7 +39,6 @@ from tracekit.analysis.measure.tables import MIN_EVENTS_TO_GIVE_BACK_MEMORY, Ran
 from tracekit.analysis.measured import rank_results
 from tracekit.analysis.result import Analysis, Tables
 from tracekit.classify.messages import format_messages
-from tracekit.critical_path.path import CriticalPath, join_cells
 from tracekit.documents.analysis import (
     Bubble,
     ChangedStep,
@@ -57,18 +49,26 @@ from tracekit.documents.analysis import (
 )
 from tracekit.documents.coding import table_schema
 from tracekit.errors import InputError, Notice
+from tracekit.graph.changes import NO_HOST_DELAY, WhatIfGraph, ranks_of_changes
+from tracekit.graph.critical_path.path import CriticalPath, join_cells
+from tracekit.graph.pipeline import fit_to_comparison, predict_microbatches, with_predictions
+from tracekit.graph.predictor import Predictor
+from tracekit.memory.combine import (
+    RunMemory,
+    memory_with_microbatches,
+    run_memory,
+    with_memory,
+)
 from tracekit.metrics.causes import causes_by_event
 from tracekit.metrics.operations import may_be_message, may_be_of_pipeline
 from tracekit.metrics.overlap import combine_overlap_costs
 from tracekit.metrics.step_kinds import summarize_step_kinds
 from tracekit.metrics.step_time import summarize_steps
-from tracekit.reconstruct.parallel_groups import split_layout
-from tracekit.reconstruct.stalls import LANES
-from tracekit.weight_updates import UpdateProcess
-from tracekit.weight_updates.summary import summarize_longest_update
-from tracekit.whatif.changes import NO_HOST_DELAY, WhatIfGraph, ranks_of_changes
-from tracekit.whatif.pipeline import fit_to_comparison, predict_microbatches, with_predictions
-from tracekit.whatif.predictor import Predictor
+from tracekit.pipeline.against_ideal import ScheduleComparison, compare_pipelines
+from tracekit.pipeline.reconstruct.parallel_groups import split_layout
+from tracekit.pipeline.reconstruct.stalls import LANES
+from tracekit.roles.weight_updates import UpdateProcess
+from tracekit.roles.weight_updates.summary import summarize_longest_update
 
 LABELS_OF_TRAINING_ALONE = frozenset({"dgrad", "wgrad", "backward", "optimizer"})
 """Labels of work that only training does."""

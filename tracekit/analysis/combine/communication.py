@@ -21,7 +21,6 @@ from tracekit.align.waits import find_stragglers, with_waits
 from tracekit.analysis.combine.replayed_ranks import ReplayedRanks, choose_replayed_ranks
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.analysis.measured import total_of
-from tracekit.critical_path.path import CriticalPath, critical_path
 from tracekit.documents.analysis import (
     Bandwidth,
     ExpertCost,
@@ -35,16 +34,17 @@ from tracekit.documents.analysis import (
 )
 from tracekit.documents.coding import rows
 from tracekit.errors import Notice
+from tracekit.graph.critical_path.path import CriticalPath, critical_path
+from tracekit.graph.event_graph import EventGraph
 from tracekit.metrics.bandwidth import bandwidth
 from tracekit.metrics.expert_balance import EXPERT_WORK, expert_cost, measure_expert_balance
 from tracekit.metrics.measured_collectives import find_rank_gpu
 from tracekit.metrics.operations import add_waits
 from tracekit.metrics.rates import PRODUCTS, ProductTotals
-from tracekit.reconstruct import RankPipeline
-from tracekit.reconstruct.messages import RANK_MESSAGES
-from tracekit.reconstruct.parallel_groups import name_peers
+from tracekit.pipeline.reconstruct import RankPipeline
+from tracekit.pipeline.reconstruct.messages import RANK_MESSAGES
+from tracekit.pipeline.reconstruct.parallel_groups import name_peers
 from tracekit.schema import conform
-from tracekit.whatif.event_graph import EventGraph
 
 MAX_PRODUCTS = 40
 """Kinds of matrix products in a document, those with the most time."""

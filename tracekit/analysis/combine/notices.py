@@ -6,7 +6,6 @@ from typing import Any
 
 import polars as pl
 
-from tracekit.against_ideal import ScheduleComparison
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.combine.replayed_ranks import ReplayedRanks
 from tracekit.analysis.measure.tables import RankTables
@@ -21,6 +20,7 @@ from tracekit.metrics.operations import (
     may_be_of_pipeline,
 )
 from tracekit.metrics.step_time import FreeStep, StepSummary
+from tracekit.pipeline.against_ideal import ScheduleComparison
 from tracekit.store.sources import EARLIEST_DATE_NS
 
 MIN_UNLABELLED_SHARE_TO_WARN = 0.01

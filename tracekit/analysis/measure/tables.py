@@ -25,10 +25,13 @@ from tracekit.analysis.measure.recording_checks import (
 from tracekit.classify import RuleBook, load_rules
 from tracekit.classify.classify_events import classify_lost_kernels, classify_with_lost
 from tracekit.classify.graph_replays import join_replays
-from tracekit.critical_path.pieces import PathTables, TableInMemory, find_path_pieces
 from tracekit.documents.analysis import Budget, TimedStep
 from tracekit.errors import Notice
+from tracekit.graph.critical_path.pieces import PathTables, TableInMemory, find_path_pieces
+from tracekit.graph.rank_events import find_host_work, find_rank_events
+from tracekit.graph.recording_cost import find_recording_cost
 from tracekit.intervals import Intervals, union_of
+from tracekit.memory.measures import RankMemory, measure_memory
 from tracekit.metrics.bandwidth import copies
 from tracekit.metrics.budget import (
     add_slow_launch_ends,
@@ -52,7 +55,6 @@ from tracekit.metrics.host.waiting_calls import (
 from tracekit.metrics.kernel_limits import find_memory_bound
 from tracekit.metrics.label_intervals import Lanes, timeline, weak_ns
 from tracekit.metrics.lateness import LatenessTables, measure_lateness
-from tracekit.metrics.memory import RankMemory, measure_memory
 from tracekit.metrics.operations import count_issued_messages, operations
 from tracekit.metrics.overlap import hidden, label_times, measure_overlap_costs
 from tracekit.metrics.peaks import host_link_gb_s
@@ -66,11 +68,9 @@ from tracekit.metrics.step_time import (
     step_budgets,
     timed_steps,
 )
-from tracekit.reconstruct import RankPipeline, rank_pipeline
+from tracekit.pipeline.reconstruct import RankPipeline, rank_pipeline
+from tracekit.roles.weight_updates import reload_events
 from tracekit.schema import EVENTS, IDLE_CAUSES, RankEvents
-from tracekit.weight_updates import reload_events
-from tracekit.whatif.rank_events import find_host_work, find_rank_events
-from tracekit.whatif.recording_cost import find_recording_cost
 
 MAX_GAPS_PER_RANK = 100
 """Idle gaps that are listed, the longest; sums are over all gaps."""
@@ -123,7 +123,7 @@ class RankTables(PathTables):
     reload: pl.DataFrame | None
     """Its part in weight updates (``weight_updates.transfers``); None if it has none."""
     pipeline: RankPipeline | None = None
-    """Its part of the pipeline (``tracekit.reconstruct``); None if no schedule was asked for."""
+    """Its part of the pipeline (``tracekit.pipeline.reconstruct``); None if no schedule was asked for."""
     stretches: pl.DataFrame
     """Stretches of training, generation and weight synchronisation (``metrics.process_phases``)."""
     decode_steps: pl.DataFrame

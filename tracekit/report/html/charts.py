@@ -16,16 +16,16 @@ from msgspec import UNSET, UnsetType, structs
 
 from tracekit._util.arrays import Ints
 from tracekit._util.text import counted, format_ranges, percent
-from tracekit.against_ideal import StepComparison
 from tracekit.align.clocks import Clocks
 from tracekit.analysis import Analysis
 from tracekit.analysis.measure import rank_timeline
 from tracekit.analysis.measure.rank_timeline import RankTimeline
-from tracekit.critical_path.path import CriticalPath
 from tracekit.documents import page as documents
+from tracekit.graph.critical_path.path import CriticalPath
 from tracekit.intervals import union
+from tracekit.memory.measures import MEMORY_CURVE
 from tracekit.metrics import label_intervals
-from tracekit.metrics.memory import MEMORY_CURVE
+from tracekit.pipeline.against_ideal import StepComparison
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
 from tracekit.report.html.source_paths import shorten_source_paths
 from tracekit.report.palette import LABEL_COLOURS

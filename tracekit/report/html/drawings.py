@@ -15,12 +15,12 @@ from markupsafe import Markup
 from tracekit._util.text import ms
 from tracekit.analysis import Analysis
 from tracekit.documents.roles import BucketCell, WeightUpdate
+from tracekit.pipeline.schedules.two_buffers import BUFFER_LANES
 from tracekit.report.html.charts import Moment, PageClock
 from tracekit.report.html.templates import render_template
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, mix_colours
 from tracekit.report.schedule.layout import RELOAD_COLOURS
 from tracekit.report.words import WORDS
-from tracekit.weight_updates.two_buffers import BUFFER_LANES
 
 SIZES = {"rows": (760, 120), "rows narrow": (364, 110)}
 """Width of a drawing, and of the names at its left, by class: on a desk, and on a phone."""

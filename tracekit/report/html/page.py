@@ -10,6 +10,8 @@ from tracekit.analysis.combine.spread import FIGURES, Figure, Spread, by_rank
 from tracekit.documents.analysis import Figures
 from tracekit.documents.diff import DiffDocument, Waterfall
 from tracekit.documents.page import DiffData, DiffSide, PageData, RankRemark, ScheduleChoice
+from tracekit.late.page_beside_traces import whole_run_section
+from tracekit.memory.page_charts import charts_of_analysis
 from tracekit.report.ci import finding_words, words
 from tracekit.report.html.charts import (
     TIMELINE_LANES,
@@ -19,10 +21,8 @@ from tracekit.report.html.charts import (
     timeline_data,
 )
 from tracekit.report.html.drawings import phase_drawing, update_drawings
-from tracekit.report.html.memory_charts import charts_of_analysis
 from tracekit.report.html.places import PathNames, busiest_rank, different_ranks, places_on_page
 from tracekit.report.html.templates import render_page
-from tracekit.report.html.whole_run import whole_run_section
 from tracekit.report.sections import page_headings, page_tabs
 from tracekit.report.table import Table
 from tracekit.report.view import input_path, view_of

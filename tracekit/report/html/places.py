@@ -10,10 +10,10 @@ import msgspec
 import polars as pl
 
 from tracekit._util.text import format_ranges, ms, percent
-from tracekit.against_ideal import ScheduleComparison
 from tracekit.analysis.combine.spread import FIGURES, Different, Spread
 from tracekit.documents.findings import MAX_PLACES_PER_FINDING, Finding
 from tracekit.documents.page import FindingPlaces, PlaceOnPage, RankRemark
+from tracekit.pipeline.against_ideal import ScheduleComparison
 from tracekit.report.html.charts import PageClock
 from tracekit.report.html.source_paths import shorten_source_paths
 from tracekit.report.view.top import Card

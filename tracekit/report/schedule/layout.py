@@ -20,13 +20,12 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.text import counted, percent
-from tracekit.against_ideal import StepComparison
 from tracekit.documents.page import Coloured
+from tracekit.pipeline.against_ideal import StepComparison
+from tracekit.pipeline.schedules import Schedule, Simulation
+from tracekit.pipeline.schedules.two_buffers import BUFFER_LANES, WeightReload
 from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS, mix_colours
-from tracekit.schedules import Schedule, Simulation
 from tracekit.schema import PHASES
-from tracekit.weight_updates import WeightReload
-from tracekit.weight_updates.two_buffers import BUFFER_LANES
 
 OP_NAMES = {"F": "forward", "B": "backward", "I": "backward for input", "W": "backward for weights"}
 RANK_COLUMNS = ("rank", "work", "outside cells", *PHASES, "peak chunks")
@@ -95,7 +94,7 @@ class ScheduleLayout:
 def layout_simulation(simulation: Simulation | WeightReload) -> ScheduleLayout:
     """Lay out a simulated schedule or weight reload; times are in units of the given times.
 
-    >>> from tracekit.schedules import generate, simulate
+    >>> from tracekit.pipeline.schedules import generate, simulate
     >>> layout = layout_simulation(simulate(generate("interleaved-overlap", pp=1, microbatches=2, virtual=1)))
     >>> layout.cells["name"].to_list()
     ['0F0', '(0F1;0B0)', '0B1']
@@ -259,7 +258,7 @@ def stage_chunks(schedule: Schedule) -> npt.NDArray[np.int64]:
     All are 0 in a schedule of two directions: there the number of a micro-batch tells its
     direction.
 
-    >>> from tracekit.schedules import generate
+    >>> from tracekit.pipeline.schedules import generate
     >>> stage_chunks(generate("interleaved", pp=2, microbatches=2)).tolist()
     [0, 0, 1, 1]
     >>> stage_chunks(generate("dualpipe", pp=2, microbatches=4)).tolist()
@@ -297,8 +296,8 @@ def shade_colour(op: str, shade: int, shade_count: int) -> str:
 def headline(simulation: Simulation | Schedule | WeightReload, *, name: str | None = None) -> str:
     """Return the name of a schedule or weight reload, or another *name* for it, and its sizes.
 
-    >>> from tracekit.schedules import generate
-    >>> from tracekit.weight_updates import weight_reload
+    >>> from tracekit.pipeline.schedules import generate
+    >>> from tracekit.pipeline.schedules.two_buffers import weight_reload
     >>> headline(generate("interleaved", pp=2, microbatches=4)), headline(weight_reload(4, 2))
     ('interleaved · 2 ranks × 4 micro-batches × 2 chunks', 'weight-reload · 4 devices × 2 rounds')
     """

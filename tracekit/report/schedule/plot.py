@@ -8,6 +8,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from tracekit.pipeline.schedules import Schedule, Simulation, simulate
+from tracekit.pipeline.schedules.blocks import (
+    BLOCK_LANES,
+    KIND_OF_PHASE,
+    Block,
+    BlockTimes,
+    block,
+    block_times,
+)
+from tracekit.pipeline.schedules.two_buffers import WeightReload
 from tracekit.report import figures
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
 from tracekit.report.schedule.layout import (
@@ -18,16 +28,6 @@ from tracekit.report.schedule.layout import (
     layout_simulation,
     simulation_facts,
 )
-from tracekit.schedules import Schedule, Simulation, simulate
-from tracekit.schedules.blocks import (
-    BLOCK_LANES,
-    KIND_OF_PHASE,
-    Block,
-    BlockTimes,
-    block,
-    block_times,
-)
-from tracekit.weight_updates import WeightReload
 
 MAX_LABELLED_BOXES = 2_500
 """A layout of more boxes is drawn without labels, edges and vector outlines."""
@@ -40,7 +40,7 @@ ROW_MARGIN = 0.04
 def draw_schedule(simulation: Simulation | WeightReload) -> Figure:
     """Draw a simulated schedule or weight reload on a figure of its own.
 
-    >>> from tracekit.schedules import generate, simulate
+    >>> from tracekit.pipeline.schedules import generate, simulate
     >>> draw_schedule(simulate(generate("1f1b", pp=2, microbatches=2))).axes[0].get_xlabel()
     'time (units of the given times)'
     """
@@ -187,7 +187,7 @@ _PHASES_FIGURE_INCHES = 14
 def draw_phases(schedule: Schedule, times: BlockTimes | None = None) -> Figure:
     """Draw the three phases of a block lane by lane, and below them the grid of the whole schedule.
 
-    >>> from tracekit.schedules import generate
+    >>> from tracekit.pipeline.schedules import generate
     >>> figure = draw_phases(generate("interleaved-overlap", pp=4, microbatches=8, virtual=2))
     >>> [axes.get_title(loc="left") for axes in figure.axes][1]
     'steady: F and B overlapped, W beside PP'

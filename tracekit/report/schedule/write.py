@@ -20,6 +20,9 @@ from tracekit._util.text import percent
 from tracekit._version import __version__
 from tracekit.documents.coding import encode
 from tracekit.errors import OptionError
+from tracekit.pipeline.schedules import BlockTimes, Entry, Simulation
+from tracekit.pipeline.schedules.order_files import write_orders
+from tracekit.pipeline.schedules.two_buffers import WeightReload
 from tracekit.report.html.drawings import Box, Row, draw_rows
 from tracekit.report.html.templates import asset, render_template
 from tracekit.report.palette import IDLE_COLOUR
@@ -35,9 +38,6 @@ from tracekit.report.schedule.layout import (
 from tracekit.report.table import Column, make_table
 from tracekit.report.terminal.table import render_table
 from tracekit.report.write import check_extension, write_file
-from tracekit.schedules import BlockTimes, Entry, Simulation
-from tracekit.schedules.order_files import write_orders
-from tracekit.weight_updates import WeightReload
 
 MAX_RANKS_IN_PICTURE = 32
 """Ranks of the picture, the table and the orders; a longer table shows its first and last ranks."""
@@ -98,7 +98,7 @@ def gantt(layout: ScheduleLayout, *, width: int, letters: bool = True) -> Text |
 
     None if it does not fit.
 
-    >>> from tracekit.schedules import generate, simulate
+    >>> from tracekit.pipeline.schedules import generate, simulate
     >>> print(gantt(layout_simulation(simulate(generate("1f1b", pp=2, microbatches=2))), width=40).plain)
      0 F0 F1 ......B0--- ...B1---
      1 ...F0 B0--- F1 B1--- ......
@@ -224,7 +224,7 @@ def write_schedule(
         block_times: Times inside a block, to draw the phases inside the blocks too; pictures only.
 
     >>> import tempfile, pathlib
-    >>> from tracekit.schedules import generate, simulate
+    >>> from tracekit.pipeline.schedules import generate, simulate
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "1f1b.json"
     >>> write_schedule(simulate(generate("1f1b", pp=2, microbatches=2)), file)
     >>> json.loads(file.read_text())["makespan"]
@@ -262,7 +262,7 @@ UNIT_NS = 1_000_000
 def schedule_trace(simulation: Simulation | WeightReload) -> str:
     """Return the trace as JSON text: one track per rank, or per buffer of a weight reload.
 
-    >>> from tracekit.schedules import generate, simulate
+    >>> from tracekit.pipeline.schedules import generate, simulate
     >>> trace = json.loads(schedule_trace(simulate(generate("1f1b", pp=1, microbatches=1))))
     >>> [(e["name"], e["ts"], e["dur"]) for e in trace["traceEvents"] if e["ph"] == "X"]
     [('0F0', 0.0, 1000.0), ('0B0', 1000.0, 2000.0)]
@@ -300,7 +300,7 @@ _TIME_AXIS = "time (units of the given times)"
 def schedule_page(simulation: Simulation | WeightReload) -> str:
     """Return the page of a simulated schedule or weight reload.
 
-    >>> from tracekit.schedules import generate, simulate
+    >>> from tracekit.pipeline.schedules import generate, simulate
     >>> page = schedule_page(simulate(generate("1f1b", pp=2, microbatches=2)))
     >>> "<title>1F1 · rank 1 · 4 to 5</title>" in page, page.count("<rect")
     (True, 10)

@@ -13,6 +13,7 @@ from rich.text import Text
 from tracekit._util.text import counted, percent, terminal
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import RankFigures
+from tracekit.late.terminal import short_lines
 from tracekit.report.palette import (
     BAD,
     COMPUTE_COLOUR,
@@ -32,7 +33,6 @@ from tracekit.report.sections import (
 from tracekit.report.table import Column, make_table
 from tracekit.report.terminal.first_screen import brief_screen, first_screen
 from tracekit.report.terminal.fleet import many_ranks
-from tracekit.report.terminal.late import short_lines
 from tracekit.report.terminal.schedule import draw_schedule, render_schedule, what_if
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.terminal.table import (

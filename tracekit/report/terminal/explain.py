@@ -11,12 +11,12 @@ from tracekit.classify import classify, explain, load_rules
 from tracekit.classify.graph_replays import events_with_captured_launches
 from tracekit.documents.findings import EvidenceValue
 from tracekit.errors import OptionError
-from tracekit.findings.roles import CODES as ROLE_CODES
 from tracekit.metrics.step_time import StepSummary
 from tracekit.report.findings import is_at_most, per_words, remarks_on
 from tracekit.report.text import rounded, short_ms
 from tracekit.report.view import view_of
 from tracekit.report.words import WORDS
+from tracekit.roles.findings import CODES as ROLE_CODES
 from tracekit.schema import GAP_CAUSES, LABELS, RankEvents
 
 MAX_KERNELS_OF_LABEL = 12

@@ -38,9 +38,9 @@ from tracekit.report.terminal.table import stacked_bar
 from tracekit.report.text import short_ms, size, wrap_text
 from tracekit.report.view import View
 from tracekit.report.view.answer import origin_of_free_step, times_of_kinds, unusual_steps
-from tracekit.report.view.roles import phase_times
 from tracekit.report.view.top import MAX_SPREAD_OF_ALIKE_STEPS
 from tracekit.report.words import WORDS
+from tracekit.roles.view import phase_times
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, GAP_CAUSES
 
 BAR_LENGTH = 32

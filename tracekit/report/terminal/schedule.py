@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from tracekit._util.text import counted, signed
-from tracekit.against_ideal import StepComparison
+from tracekit.pipeline.against_ideal import StepComparison
 from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS
 from tracekit.report.schedule.layout import OP_NAMES, layout_pipeline
 from tracekit.report.table import Column, make_table

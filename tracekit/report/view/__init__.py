@@ -15,7 +15,8 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.combine.spread import MANY_RANKS, spread
 from tracekit.documents.findings import Finding
 from tracekit.errors import Notice
-from tracekit.findings.roles import CODES as ROLE_CODES
+from tracekit.memory.view import contents_table, lines_table, memory_line, memory_sentence
+from tracekit.memory.view_out_of_memory import account_table_of, remedies_table_of
 from tracekit.report.findings import (
     Advice,
     absent_costs,
@@ -45,18 +46,17 @@ from tracekit.report.view.budget import (
 )
 from tracekit.report.view.changed_steps import changes_table
 from tracekit.report.view.copies import copy_table, memory_table, reload_view
-from tracekit.report.view.memory import contents_table, lines_table, memory_line, memory_sentence
-from tracekit.report.view.out_of_memory import account_table_of, remedies_table_of
 from tracekit.report.view.path import blocking, path_view
 from tracekit.report.view.pipeline import ScheduleView, unnamed_phases
-from tracekit.report.view.roles import (
+from tracekit.report.words import WORDS
+from tracekit.roles.findings import CODES as ROLE_CODES
+from tracekit.roles.view import (
     iteration_sentence,
     role_tables,
     step_summary,
     update_sentence,
     update_summary,
 )
-from tracekit.report.words import WORDS
 
 __all__ = ["View", "input_path", "view_of"]
 

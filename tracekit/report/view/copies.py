@@ -10,7 +10,7 @@ import polars as pl
 from tracekit._util.text import UNKNOWN, counted, listing, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import AllocatorMemory
-from tracekit.metrics.memory import MEMORY_PHASES
+from tracekit.memory.measures import MEMORY_PHASES
 from tracekit.report.table import Column, Table, make_table
 
 MAX_COPY_ROWS = 32

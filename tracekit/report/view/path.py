@@ -8,9 +8,9 @@ import polars as pl
 from tracekit._util.text import counted, join_with_and, ms, percent, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.classify.messages import list_ranks
-from tracekit.critical_path.path import CriticalPath
 from tracekit.documents.analysis import PathSegment
 from tracekit.documents.coding import rows as table_rows
+from tracekit.graph.critical_path.path import CriticalPath
 from tracekit.report.notices import notice_sentence
 from tracekit.report.text import shorten_distinct
 from tracekit.report.words import WORDS, short_kernel

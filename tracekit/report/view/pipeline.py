@@ -7,15 +7,15 @@ import polars as pl
 from msgspec.structs import asdict
 
 from tracekit._util.text import counted
-from tracekit.against_ideal import ScheduleComparison, WhatIf
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import Difference
 from tracekit.metrics.overlap import ratio
+from tracekit.pipeline.against_ideal import ScheduleComparison, WhatIf
+from tracekit.pipeline.schedules import Schedule
 from tracekit.report.notices import notice_sentence
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.view.ranks import beyond_noise
 from tracekit.report.words import WORDS
-from tracekit.schedules import Schedule
 from tracekit.schema import GAP_CAUSES, PHASES
 
 LANE_PHASES = (*PHASES, "FB")

@@ -10,10 +10,10 @@ import polars as pl
 from tracekit._util.text import counted, percent
 from tracekit.align.clocks import Clocks
 from tracekit.analysis import Analysis
-from tracekit.critical_path.path import CriticalPath
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
 from tracekit.documents.roles import Iteration
+from tracekit.graph.critical_path.path import CriticalPath
 from tracekit.metrics.process_phases import TRAIN
 from tracekit.metrics.step_time import StepSummary
 from tracekit.report.findings import is_at_most, is_of_one_iteration, remarks_on

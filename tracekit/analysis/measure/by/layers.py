@@ -30,8 +30,8 @@ from tracekit.classify.model_position import (
 )
 from tracekit.classify.names import HOST_CALLS
 from tracekit.classify.product_shapes import product_dims
-from tracekit.reconstruct.kernels import prepare
-from tracekit.reconstruct.segment import segment_steps
+from tracekit.pipeline.reconstruct.kernels import prepare
+from tracekit.pipeline.reconstruct.segment import segment_steps
 from tracekit.schema import COMMUNICATION_LABELS, COMPUTE_LABELS
 
 FORWARD_LABELS = ("forward",)

@@ -1,0 +1,294 @@
+"""The critical path: runs whose path is known by construction, and what must hold on every run."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tests.kept import analysis_of, measuring_once
+from tracekit import analyze
+from tracekit.align.clocks import Clocks
+from tracekit.analysis.combine.combine_ranks import combine
+from tracekit.analysis.measure.tables import rank_tables
+from tracekit.classify import classify
+from tracekit.graph.critical_path.links import OperationArrivals, Pieces, walk_back
+from tracekit.graph.critical_path.path import SEGMENTS, SLACK, CriticalPath, _build_segments
+from tracekit.graph.critical_path.pieces import PATH_PIECES, TableInMemory
+from tracekit.pipeline.schedules import generate
+from tracekit.report.notices import notice_sentence
+from tracekit.run.load import load
+from tracekit.schema import GPU_KINDS, RankEvents, conform
+from tracekit.synthetic import Recipe
+from tracekit.synthetic.files import write_run
+
+pytestmark = pytest.mark.slow
+
+P2P_NS = 50_000
+
+
+@pytest.fixture(scope="module")
+def make_run(tmp_path_factory):
+    """Write and analyze a synthetic 1F1B run of four ranks with troubles.
+
+    Return its recipe and its analysis.
+    """
+
+    def run(**troubles):
+        folder = tmp_path_factory.mktemp("run")
+        recipe = Recipe(generate("1f1b", pp=4, microbatches=6), p2p_ns=P2P_NS, **troubles)
+        write_run(recipe, folder)
+        return recipe, analyze(folder, critical_path=True)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def plain(make_run):
+    return make_run()
+
+
+def lengths(analysis):
+    return analysis.critical.segments.with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
+
+
+def check(analysis):
+    """Segments follow each other from the start of a step on one rank to its last end, to the nanosecond."""
+    steps = analysis.clocks.align(analysis.tables["steps"], "interval_start_ns", "interval_end_ns")
+    spans = steps.group_by("step").agg(pl.col("interval_start_ns"), pl.col("interval_end_ns").max())
+    assert len(spans)
+    whole = 0
+    for step, starts, end in spans.iter_rows():
+        path = analysis.critical.segments.filter(pl.col("step").eq_missing(step))
+        assert path["start_ns"][0] in starts
+        assert path["end_ns"][-1] == end
+        assert (path["start_ns"][1:] == path["end_ns"][:-1]).all()
+        assert (path["start_ns"] < path["end_ns"]).all()
+        whole += end - path["start_ns"][0]
+    for by, parts in analysis.critical.totals().items():
+        assert sum(parts.values()) == whole, by
+    for rank_result in analysis.rank_results:
+        for scope in (rank_result.whole, *rank_result.per_step):
+            for label, ns in scope.blocking_ns.items():
+                assert ns is None or 0 <= ns <= scope.budget.exposed_ns[label]
+
+
+def test_the_path_of_a_pipeline_is_its_longest_chain(plain):
+    """1F1B, 4 stages, 8 micro-batches: the first and the last go through every stage.
+
+    Nothing on the path waits.
+    """
+    recipe, analysis = plain
+    check(analysis)
+    path = lengths(analysis)
+    assert set(path["kind"]) <= {"cell", "message", "kernel", "unknown", "host", "launch"}
+    # The optimizer starts so much after the pipeline.
+    assert path.filter(kind="unknown")["ns"].sum() <= 10_000
+    assert path.filter(kind="message")["ns"].to_list() == [P2P_NS] * len(
+        path.filter(kind="message")
+    )
+    cells = path.filter(kind="cell")
+    assert cells["what"][:4].to_list() == ["0F0", "1F0", "2F0", "3F0"]
+    assert cells["what"][-1] == "0B5"
+    assert (
+        int(cells["ns"].sum() + path.filter(kind="message")["ns"].sum())
+        == recipe.simulation().makespan
+    )
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [(1, "F", 1, 0), (2, "B", 2, 7), pytest.param((3, "F", 3, 4), marks=pytest.mark.nightly)],
+)
+def test_a_planted_delay_is_on_the_path_and_removing_it_saves_what_the_path_says(
+    make_run, plain, cell
+):
+    """A cell takes 20 ms longer than the others.
+
+    The same run without that (a replay) is shorter by as much.
+    """
+    recipe, analysis = make_run(slow_cells={cell: 21.0 if cell[1] == "F" else 11.0})
+    check(analysis)
+    _, op, stage, microbatch = cell
+    path = lengths(analysis)
+    segment = path.sort("ns").row(-1, named=True)
+    assert (segment["kind"], segment["what"], segment["rank"]) == (
+        "cell",
+        f"{stage}{op}{microbatch}",
+        stage,
+    )
+    usual = 1_000_000 if op == "F" else 2_000_000
+    assert segment["ns"] - usual == pytest.approx(20_000_000, rel=0.01)
+    saved = recipe.simulation().makespan - plain[0].simulation().makespan
+    assert saved == pytest.approx(segment["ns"] - usual, rel=0.01)
+    assert int(path["ns"].sum()) - int(lengths(plain[1])["ns"].sum()) == pytest.approx(
+        saved, rel=0.01
+    )
+
+
+def test_work_with_slack_is_not_on_the_path(make_run, plain):
+    """Half a millisecond more in the second stage's forwards disappears in the third one, which takes twice as long."""
+    _, analysis = make_run(stage_factor={1: 1.25, 2: 2.0})
+    check(analysis)
+    assert analysis.critical.totals()["by_rank"].keys() <= {"0", "1", "2", "3", "unknown"}
+    by_stage = analysis.critical.totals()["by_stage"]
+    assert max(by_stage, key=by_stage.get) == "2"
+    slack = analysis.critical.slack
+    assert slack.filter(rank=2)["path_ns"].item() == slack["path_ns"].max()
+    assert plain[1].critical.slack["path_ns"].sum() == int(lengths(plain[1])["ns"].sum())
+
+
+def test_a_late_host_is_on_the_path(make_run):
+    """Each cell holds 1 ms in which the host has not launched its kernel: the path is the host's, from the start on."""
+    _, analysis = make_run(host_ns=1_000_000)
+    check(analysis)
+    assert {"launch", "host"} & set(analysis.critical.segments["kind"])
+
+
+def test_blocking_is_the_exposed_time_on_the_path(plain):
+    """Of each message a rank's next cell waited for, the transfer is exposed and blocks.
+
+    Waiting is slack.
+    """
+    _, analysis = plain
+    path = lengths(analysis).filter(kind="message")
+    blocking = sum(
+        rank_result.whole.blocking_ns["pp_comm"] for rank_result in analysis.rank_results
+    )
+    assert 0 < blocking == path["exposed_ns"].sum() <= path["ns"].sum()
+    assert blocking < analysis.total.budget.exposed_ns["pp_comm"]
+    assert analysis.total.blocking_ns["pp_comm"] == blocking
+
+
+def test_without_the_flag_there_is_blocking_and_no_path(plain, samples):
+    with measuring_once():
+        analysis = analyze(samples / "1f1b")
+    document = json.loads(analysis.to_json())
+    assert document == {**analysis_of(samples / "1f1b").to_dict(), "source": document["source"]}
+    assert "critical_path" not in document
+    assert "critical_path" not in analysis.tables
+    assert (
+        document["ranks"][0]["blocking_ns"].keys()
+        == document["ranks"][0]["exposed_because_ns"].keys()
+    )
+    with_path = json.loads(plain[1].to_json())
+    cells = [segment["what"] for segment in with_path["critical_path"] if segment["kind"] == "cell"]
+    assert cells[0] == "0F0"
+    assert with_path["critical_path_ns"]["total"] == sum(
+        with_path["critical_path_ns"]["by_label"].values()
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["1f1b", "overlapped", "reload", "vpp-overlap", "steps/straggler", "compile"]
+)
+def test_on_real_runs_the_parts_sum_to_the_steps(samples, name):
+    check(analysis_of(samples / name, critical_path=True))
+
+
+def test_a_straggler_is_where_the_path_is(samples):
+    """Rank 1 computes 155 of 212 ms, rank 0 67: most of the path is rank 1's."""
+    analysis = analysis_of(samples / "steps/straggler", critical_path=True)
+    by_rank = analysis.critical.totals()["by_rank"]
+    assert by_rank["1"] > 2 * by_rank["0"]
+    assert analysis.critical.segments["step"].n_unique() == 8
+
+
+def test_one_rank_alone_says_that_its_peers_are_missing(samples):
+    analysis = analysis_of(samples / "1f1b", ranks=[1], schedule="none", critical_path=True)
+    check(analysis)
+    assert analysis.rank_results[0].whole.blocking_ns["pp_comm"] is None
+    assert analysis.rank_results[0].whole.blocking_ns["memory"] is not None
+    (message,) = [notice_sentence(note) for note in analysis.notices if note.code == "path-alone"]
+    assert "pp_comm" in message
+    assert message.endswith("give all ranks")
+
+
+def test_where_all_ranks_were_given_the_path_does_not_ask_for_more(samples):
+    """Rank 0 lacks its last send: rank 1's receive has no counterpart, although every rank is there."""
+    trace = load(samples / "1f1b")
+    ranks = [trace.rank(rank) for rank in trace.ranks]
+    sends = ranks[0].events.filter(
+        pl.col("kind") == "kernel", pl.col("name").cast(pl.String).str.contains("SendRecv")
+    )
+    kept = ranks[0].events.filter(pl.col("id") != sends.sort("start_ns")["id"][-1])
+    ranks[0] = RankEvents(kept, ranks[0].source)
+    analysis = combine([rank_tables(rank, pipeline=False) for rank in ranks], critical_path=True)
+    assert any(note.code == "operations-lost" for note in analysis.notices)
+    assert not any("give all ranks" in notice_sentence(note) for note in analysis.notices)
+
+
+@pytest.mark.parametrize(
+    ("uncertain_ns", "candidates"), [(0, [1]), (2_000_000, [1]), (2_500_000, [0, 1])]
+)
+def test_ranks_are_candidates_for_the_path_if_what_is_uncertain_could_put_them_first(
+    uncertain_ns, candidates
+):
+    """Rank 1 has 8 ms of work on the path and rank 0 3 ms: it takes half the difference to make them equal."""
+    end = 11_000_000
+    rows = [
+        (0, 0, 3_000_000, False),
+        (1, 3_000_000, end - uncertain_ns, False),
+        (1, end - uncertain_ns, end, True),
+    ]
+    columns = pl.DataFrame(rows, schema=["rank", "start_ns", "end_ns", "uncertain"], orient="row")
+    segments = conform(
+        columns.with_columns(step=1, kind=pl.lit("kernel"), label=pl.lit("forward")), SEGMENTS
+    )
+    path = CriticalPath(segments, segments, SLACK.to_frame())
+    assert path.uncertain_ns == uncertain_ns
+    assert path.candidates == candidates
+
+
+def test_without_launches_the_path_says_where_it_could_not_go_on(samples):
+    rank = load(samples / "1f1b", ranks=[0]).rank(0)
+    events = rank.events.filter(pl.col("kind").is_in(GPU_KINDS))
+    blind = classify(events)
+    assert blind["launch_ns"].null_count() == len(blind)
+    analysis = combine(
+        [rank_tables(RankEvents(events, rank.source), labelled=blind, pipeline=False)],
+        critical_path=True,
+    )
+    check(analysis)
+    assert all(
+        set(causes) == {"unknown"} for causes in analysis.rank_results[0].whole.because_ns.values()
+    )
+    assert all(ns is None for ns in analysis.rank_results[0].whole.blocking_ns.values())
+    assert any(note.code == "path-ends" for note in analysis.notices)
+
+
+def test_clocks_that_disagree_do_not_send_the_walk_in_a_circle():
+    """Each of two exchanges says that the other rank came last, at a time after its own end."""
+
+    rows = [{"kind": "communication", "label": "pp_comm", "part": 0, "start_ns": start, "end_ns": start + 5,
+             "idle_ns": 0, "exposed_ns": 0, "before": before, "id": start, "first": start == 0,
+             "last": start == 10, "what": "x"}
+            for start, before in ((0, -1), (5, 0), (10, 1))]  # fmt: skip
+    path = TableInMemory(pl.DataFrame(rows, schema=PATH_PIECES))
+    bounds = {
+        "start_ns": 0,
+        "end_ns": 15,
+        "interval_start_ns": 0,
+        "interval_end_ns": 15,
+        "time_ns": 15,
+    }
+    steps = pl.DataFrame({"step": [2], **bounds})
+    parts = [SimpleNamespace(source=SimpleNamespace(rank=rank), path=path, steps=steps.with_columns(rank=pl.lit(rank)))
+             for rank in (0, 1)]  # fmt: skip
+    clocks = Clocks.recorded([0, 1])
+    pieces = Pieces.build(
+        parts, pl.DataFrame({"rank": [0, 0, 0, 1, 1, 1], "id": [0, 5, 10] * 2}), clocks
+    )
+    assert (pieces.row.tolist(), pieces.before.tolist()) == (
+        [0, 1, 2, 3, 4, 5],
+        [-1, 0, 1, -1, 3, 4],
+    )
+    late = np.array([-1, 5, 5, -1, 2, 1], np.int32)
+    came, own = np.where(late >= 0, 14, 0), np.zeros(6, np.int64)
+    arrivals = OperationArrivals(late, came, own, late >= 0, np.zeros(len(late), bool))
+    table = _build_segments(pieces, walk_back(pieces, arrivals))
+    assert (table["start_ns"][0], table["end_ns"][-1]) == (0, 15)
+    assert (table["start_ns"][1:] == table["end_ns"][:-1]).all()

@@ -1,0 +1,915 @@
+"""Changes to a run ("what if"): the step time that a replay of its events with the change predicts.
+
+A change is text: ``dp_comm x0.5`` (a label, module, operator or kernel takes half its time), ``rank
+2 like others``, ``ranks 1, 3 like others``, ``no host delay``, ``no data loading`` (and other
+activities of the host, ``HOST_CHANGES``), ``no launch delay``, ``links x2`` (twice the bandwidth),
+``hide dp_comm``, ``balance`` and ``microbatches 16``; and the remedies of ``whatif.remedies``, such as
+``bf16`` or ``fused attention``.
+
+Several changes are made together: each one starts from what those before it left, and hiding comes
+last, behind the compute that is left then.
+"""
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import groupby
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from tracekit._util.arrays import Bools, Floats, Ints
+from tracekit._util.text import ranks_named
+from tracekit.documents.analysis import ChangedStep, PathPart
+from tracekit.errors import OptionError
+from tracekit.graph.constants import (
+    FREE_COST_RANGE,
+    FREE_HOST_RANGE,
+    FREE_RANGE_OF_GPU_LIMIT,
+    HOST_VARIATION,
+    LANE_BINS,
+    LINK_VARIATION,
+    MAX_FREE_RANGE_WIDTH,
+    MAX_LISTED_CHANGES,
+    MAX_PATH_PARTS,
+    MAX_SHARE_ABOVE_GPU_LIMIT,
+    MIN_FACTOR,
+    MIN_FREE_VARIATION,
+    MIN_SAVED_SHARE_TO_PROPOSE,
+    MIN_SHARE_OF_CARRIED_COPIES,
+    MIN_VARIATION,
+    ROUNDING_SHARE,
+)
+from tracekit.graph.event_graph import EventGraph, EventReplay
+from tracekit.graph.rank_events import BEFORE
+from tracekit.graph.remedies import REMEDY_CHANGES, change_factors, select_remedies
+from tracekit.intervals import union
+from tracekit.metrics.label_intervals import COMPUTE_SET
+from tracekit.metrics.step_time import FreeStep
+from tracekit.schema import COMMUNICATION_LABELS, LABELS
+
+HOST_CHANGES = {
+    "compile": "no compilation",
+    "data_loading": "no data loading",
+    "unused_parameters": "no search for unused parameters",
+    "pageable_copy": "no pageable copies",
+    "allocator": "no allocations",
+    "host_sync": "no synchronisation",
+    "host_compute": "no host compute",
+    "python": "no python",
+}
+"""Change that takes an activity of the host (``metrics.host.time_by_activity``) out of the step."""
+NO_HOST_DELAY = "no host delay"
+NO_LAUNCH_DELAY = "no launch delay"
+FREE_CPU = "free cpu"
+FORMS = (
+    "NAME x0.5 (a label, module, operator or kernel), links x2, rank N like others, "
+    f"links of rank N like others, no host delay, {NO_LAUNCH_DELAY}, "
+    f"{', '.join(HOST_CHANGES.values())}, hide LABEL, balance, microbatches N, "
+    f"{', '.join(REMEDY_CHANGES)}"
+)
+
+
+class RefusedError(Exception):
+    """The trace has no evidence for an answer; the text is the reason."""
+
+
+class ChangedGraph:
+    """A graph with changes under way."""
+
+    def __init__(self, graph: EventGraph, positions: Mapping[int, int]) -> None:
+        self.graph = graph
+        self.positions = positions
+        self.factor, self.host_factor = np.ones((2, len(graph.start)))
+        self.factor_range = np.ones((2, len(graph.start)))
+        """Least and largest factor of each event over ``factor``."""
+        self.gone, self.unwaited = np.zeros((2, len(graph.start)), np.bool_)
+        """Events that disappear, and those before whose launch the host no longer waits."""
+        self.hidden_share = np.zeros(len(graph.start))
+        """Share of each event's time that runs beside compute instead."""
+        self.hidden: list[str] = []  # labels
+        self.removed: set[str] = set()  # activities of the host
+        self.microbatches: list[int] = []
+        self.rests_on: list[str] = []
+
+    @property
+    def work_ns(self) -> Floats:
+        """Time that each event itself takes with the changes made so far, hiding apart."""
+        return self.graph.work_ns * self.factor
+
+    @cached_property
+    def _removed_host_work(self) -> tuple[Bools, Floats]:
+        """What removing activities does to launches: all changes are made before the first replay."""
+        return self.graph.without_host_work(self.removed)
+
+    def hidden_ns(self) -> int:
+        """Return the time per step that hidden labels take by themselves on the rank where they take longest."""
+        graph = self.graph
+        sums = []
+        for label in self.hidden:
+            label_ns = self.work_ns * graph.has_label(label)
+            sums.append(np.bincount(graph.rank_index, weights=label_ns, minlength=1).max())
+        return round(max(sums, default=0.0) / len(graph.steps))
+
+    def hide_labels(self) -> None:
+        """Hide the transfers of ``hidden`` labels behind compute that nothing runs beside yet.
+
+        Only what is exposed of each transfer gets shorter: what compute hides already saves
+        nothing. Compute that hides one label hides no other.
+        """
+        graph = self.graph
+        rank_step = graph.rank_step
+        count = len(graph.ranks) * len(graph.steps)
+        transfer_start = graph.end - graph.work_ns
+
+        def scale(rows: Bools) -> Floats:
+            """Return the time of *rows* with the changes over that without, by rank and step."""
+            before_ns = np.bincount(rank_step[rows], graph.work_ns[rows], count)
+            changed_ns = np.bincount(rank_step[rows], self.work_ns[rows], count)
+            return changed_ns / np.maximum(before_ns, 1)
+
+        compute = graph.compute_intervals
+        free_ns = graph.compute_alone_ns * scale(graph.has_label(*COMPUTE_SET))
+        for label in self.hidden:
+            events = graph.has_label(label)
+            ran = union(transfer_start[events], graph.end[events], rank_step[events])
+            exposed_ns = (ran - compute).totals_ns(count) * scale(events)
+            hideable_share = np.minimum(1.0, free_ns / np.maximum(exposed_ns, 1))
+            free_ns = free_ns - hideable_share * exposed_ns
+            work_ns = graph.work_ns[events]
+            hidden_ns = compute.covered_ns(
+                transfer_start[events], graph.end[events], rank_step[events]
+            )
+            exposed_share = 1 - hidden_ns / np.maximum(work_ns, 1)
+            self.hidden_share[events] = exposed_share * hideable_share[rank_step[events]]
+
+    def replay(self, *, free: float = 0.0, factor_range: Floats | float = 1.0) -> EventReplay:
+        """Run the events again with all changes.
+
+        Args:
+            free: Part of the recording's cost that the host is spared (``EventGraph.replay``).
+            factor_range: Further factor on the duration of each event.
+        """
+        graph = self.graph
+        factor = self.factor * (1 - self.hidden_share) * factor_range
+        host_factor = self.host_factor
+        unwaited = self.unwaited
+        if self.removed:
+            is_released, removed_share = self._removed_host_work
+            unwaited = unwaited | is_released
+            # The graph applies the free host's factor: what is removed is a share of the recorded
+            # time. The sign of the factor says whether events wait for their launch at all.
+            free_factor = graph.free_host_factor(free) if free else np.ones(len(graph.start))
+            kept_share = np.maximum(free_factor - removed_share, 0.0) / free_factor
+            kept_share = np.maximum(kept_share, np.where(host_factor < 0, 1e-9, 0.0))
+            host_factor = host_factor * kept_share
+        return graph.replay(factor, host_factor, free=free, gone=self.gone, unwaited=unwaited)
+
+    def scale_ranks(
+        self, ranks: Collection[int], key: Ints, weights: Ints | Floats, *, like_others: bool
+    ) -> Floats:
+        """Return for each event the factor that gives its rank the same sum of *weights* as the ranks like it have.
+
+        Args:
+            ranks: Indices of the ranks to scale; events of others get 1.
+            key: What is summed: events with the same number.
+            weights: What is summed up.
+            like_others: Whether to take the median of the ranks that are not scaled, or the mean
+                of all.
+        """
+        graph = self.graph
+        _, key = np.unique(key, return_inverse=True)
+        keys = int(key.max(initial=0)) + 1
+        count = len(graph.ranks)
+        sums = np.bincount(graph.rank_index * keys + key, weights, count * keys).reshape(
+            count, keys
+        )
+        ratio = np.ones((count, keys))
+        for index in ranks:
+            # Ranks of one position in several pipelines are alike; in a single pipeline all ranks
+            # count.
+            position = self.positions.get(graph.ranks[index])
+            comparable = [
+                i for i, rank in enumerate(graph.ranks) if self.positions.get(rank) == position
+            ]
+            if len(comparable) == 1:
+                comparable = list(range(count))
+            if like_others:
+                others = [i for i in comparable if i not in ranks]
+                others = others or [i for i in comparable if i != index]
+                usual = np.median(sums[others], axis=0)
+            else:
+                usual = sums[comparable].mean(axis=0)
+            ratio[index] = np.divide(usual, sums[index], out=np.ones(keys), where=sums[index] > 0)
+        return ratio[graph.rank_index, key]
+
+
+Edit = Callable[[ChangedGraph], None]
+
+
+def parse_change(text: str) -> Edit:
+    """Return the function that makes a change to a graph.
+
+    >>> parse_change("rank two like others")
+    Traceback (most recent call last):
+    tracekit.errors.OptionError: --change 'rank two like others' is not a change that is known (changes are NAME x0.5 \
+(a label, module, operator or kernel), links x2, rank N like others, links of rank N like others, no host delay, \
+no launch delay, no compilation, no data loading, no search for unused parameters, no pageable copies, \
+no allocations, no synchronisation, no host compute, no python, \
+hide LABEL, balance, microbatches N, tf32, bf16, fp16, fp32, cast once, fused attention, fuse, \
+fuse norm, fuse activation, fuse rotation, fuse elementwise, no recompute, one copy, fused optimizer, \
+clip together, channels last, large messages, reduce in backward, gather once, free cpu, \
+known shapes, pad sizes, fuse loss)
+    """
+    parts = split_changes(text)
+    if len(parts) > 1:
+        edits = [parse_change(part) for part in parts]
+        return partial(_make_all, edits=edits)
+    words = " ".join(text.split())
+    for pattern, edit in _EDITS.items():
+        if match := re.fullmatch(pattern, words):
+            if match.groupdict().get("factor") and not float(match["factor"]):
+                raise OptionError(
+                    f"--change {text!r}: the factor must be above 0", hint=f"changes are {FORMS}"
+                )
+            return edit(match)
+    raise OptionError(
+        f"--change {text!r} is not a change that is known", hint=f"changes are {FORMS}"
+    )
+
+
+def ranks_of_changes(changes: Collection[str]) -> tuple[int, ...]:
+    """Return the ranks that changes name, ascending.
+
+    >>> ranks_of_changes(["hide pp_comm, ranks 3, 1 like others", "rank 1 like others"])
+    (1, 3)
+    """
+    ranks: set[int] = set()
+    for text in changes:
+        for change in split_changes(text):
+            if match := re.fullmatch(_LIKE_OTHERS, " ".join(change.split())):
+                ranks.update(_numbers(match["ranks"]))
+    return tuple(sorted(ranks))
+
+
+def _numbers(text: str) -> list[int]:
+    """Return the numbers of a list such as ``1, 3``."""
+    return [int(number) for number in text.split(",")]
+
+
+def split_changes(text: str) -> list[str]:
+    """Return the single changes of a text that names several.
+
+    >>> split_changes("hide pp_comm, ranks 1, 3 like others")
+    ['hide pp_comm', 'ranks 1, 3 like others']
+    """
+    return re.split(r",(?!\s*\d)\s*", text)
+
+
+def _make_all(changed: ChangedGraph, edits: Sequence[Edit]) -> None:
+    """Make several changes."""
+    for edit in edits:
+        edit(changed)
+
+
+def _scale(changed: ChangedGraph, name: str, factor: float) -> None:
+    """Multiply the durations of what is called *name*; of communication, the transfer."""
+    events = _select(changed.graph, name)
+    _require_known_transfers(changed, events)
+    changed.factor[events] *= factor
+
+
+def _require_known_transfers(changed: ChangedGraph, events: Bools) -> None:
+    """Refuse where no peer tells how much of the communication among *events* is waiting.
+
+    Note where some do not.
+    """
+    graph = changed.graph
+    communication = events & graph.has_label(*COMMUNICATION_LABELS)
+    is_matched = np.diff(graph.first_match) > 0
+    if communication.any() and not (communication & is_matched).any():
+        raise RefusedError(
+            "no peer's trace tells how much of this communication is waiting: give all ranks"
+        )
+    if (communication & ~is_matched).any():
+        changed.rests_on.append("communication whose peers have no trace never waits")
+
+
+def _select(graph: EventGraph, name: str) -> Bools:
+    """Return the events of a label, a module, an operator or a kernel.
+
+    Of kernels, a part of the name is enough.
+    """
+    for column, is_part in (
+        ("label", False),
+        ("module", False),
+        ("op", False),
+        ("name", False),
+        ("name", True),
+    ):
+        distinct = graph.events[column].unique().drop_nulls()
+        texts = distinct.cast(pl.String)
+        matches = (
+            texts.str.contains(name, literal=True)
+            if is_part
+            else texts.str.to_lowercase() == name.lower()
+        )
+        if matches.any():
+            return (
+                graph.events[column]
+                .is_in(distinct.filter(matches).implode())
+                .fill_null(False)
+                .to_numpy()
+            )
+    raise _unknown_name_error(graph, name, "label", "module")
+
+
+def _unknown_name_error(graph: EventGraph, name: str, *columns: str) -> OptionError:
+    names = {}
+    for column in columns:
+        names[column] = graph.events[column].unique().drop_nulls().cast(pl.String).sort().to_list()
+    present = "; ".join(
+        f"{column}s {', '.join(values)}" for column, values in names.items() if values
+    )
+    return OptionError(f"nothing in this run is called {name!r}", hint=f"there are {present}")
+
+
+def _without_host_delay(changed: ChangedGraph) -> None:
+    """Let every event start without waiting for its launch."""
+    if changed.graph.events["launch_ns"].is_null().all():
+        raise RefusedError("the trace has no launches: record CPU activities as well")
+    changed.host_factor[:] = -1.0
+    changed.rests_on.append(
+        "everything is launched before it could start, whatever the host does between"
+    )
+
+
+def _without_activity(changed: ChangedGraph, code: str) -> None:
+    """Take an activity of the host out of the step: its time, and waits for the GPU in it."""
+    work = changed.graph.host_work
+    if work.is_empty():
+        raise RefusedError("the trace does not show what the host does: record CPU activities")
+    if not (work["code"] == code).any():
+        raise RefusedError("the host does nothing of that kind between launches of this run")
+    changed.removed.add(code)
+    copies = changed.graph.is_pageable_copy
+    if code == "host_compute":
+        carried = copies & _copies_of_host_compute(changed.graph)
+        work_ns = changed.graph.work_ns
+        if work_ns[carried].sum() > MIN_SHARE_OF_CARRIED_COPIES * work_ns[copies].sum():
+            changed.removed.add("pageable_copy")
+            changed.factor[carried] = 0.0
+            changed.rests_on.append("what the CPU computes is neither copied to it nor back")
+    if code == "pageable_copy":
+        changed.factor[copies] = 0.0
+        changed.rests_on.append(
+            "copies from pinned memory run before they are needed, beside compute"
+        )
+    else:
+        changed.rests_on.append(f"the host takes no time for it ({HOST_CHANGES[code]})")
+
+
+def _copies_of_host_compute(graph: EventGraph) -> Bools:
+    """Return the events launched right before or right behind operators on the CPU, of which copies carry the data."""
+    computing = graph.host_work.filter(pl.col("code") == "host_compute")
+    following = computing["event"].unique().to_numpy()
+    before = graph.before[BEFORE.index("launch_before")][following]
+    beside = np.zeros(len(graph.start), np.bool_)
+    beside[following] = True
+    beside[before[before >= 0]] = True
+    return beside
+
+
+def _edit_without_activity(_: re.Match[str], code: str) -> Edit:
+    """Return the edit that takes an activity of the host out of the step."""
+    return partial(_without_activity, code=code)
+
+
+def _without_launch_delay(changed: ChangedGraph) -> None:
+    """Let the host launch in no time; what else it does, and what it waits for, stays."""
+    if changed.graph.events["launch_ns"].is_null().all():
+        raise RefusedError("the trace has no launches: record CPU activities as well")
+    changed.removed.add("launch_bound")
+    changed.rests_on.append("launching takes the host no time; what else it does takes as long")
+
+
+def _faster_links(changed: ChangedGraph, factor: float) -> None:
+    """Divide the transfers of all communication by *factor*."""
+    events = changed.graph.has_label(*COMMUNICATION_LABELS)
+    if not events.any():
+        raise RefusedError("there is no communication in this run")
+    _require_known_transfers(changed, events)
+    changed.factor[events] /= factor
+    changed.rests_on.append("transfers are all bandwidth, no latency")
+
+
+def _hide(changed: ChangedGraph, label: str) -> None:
+    """Hide the transfers of *label*, once all other changes are made (``ChangedGraph.hide_labels``).
+
+    What no compute can hide is still waited for, and the step still takes at least as long as the
+    transfers do.
+    """
+    graph = changed.graph
+    if label not in LABELS or not graph.has_label(label).any():
+        raise _unknown_name_error(graph, label, "label")
+    _require_known_transfers(changed, graph.has_label(label))
+    if label in changed.hidden:
+        return
+    changed.hidden.append(label)
+    changed.rests_on.append(
+        f"{label} runs beside compute that hides nothing yet, whatever data it needs; late ranks are still waited for"
+    )
+
+
+def _like_others(changed: ChangedGraph, numbers: Sequence[int]) -> None:
+    """Give the work of each label, and the host, of some ranks the time that they take on the others, per step."""
+    graph = changed.graph
+    ranks = _indices_of_ranks(changed, numbers)
+    step = graph.step_index.astype(np.int64)
+    compute = graph.has_label(*COMPUTE_SET)
+    work_ns = (graph.end - graph.start) * changed.factor * compute
+    factor = changed.scale_ranks(ranks, step * len(LABELS) + graph.label, work_ns, like_others=True)
+    changed.factor[compute] *= factor[compute]
+    # A host that is late less often than others stays as it is.
+    late = graph.launched_late_ns > 0
+    late_ns = graph.launched_late_ns * np.abs(changed.host_factor)
+    host_factor = changed.scale_ranks(ranks, step, late_ns, like_others=True)
+    changed.host_factor[late] *= np.minimum(host_factor[late], 1.0)
+    changed.rests_on.append(
+        "in each step the rank's work and host take the median of the other ranks"
+    )
+
+
+def _links_like_others(changed: ChangedGraph, numbers: Sequence[int]) -> None:
+    """Give the transfers of each label of some ranks the time that they take on the others, per step."""
+    graph = changed.graph
+    ranks = _indices_of_ranks(changed, numbers)
+    communication = graph.has_label(*COMMUNICATION_LABELS)
+    _require_known_transfers(changed, communication)
+    key = graph.step_index.astype(np.int64) * len(LABELS) + graph.label
+    factor = changed.scale_ranks(ranks, key, changed.work_ns * communication, like_others=True)
+    # A link that is faster than those of others stays as it is.
+    changed.factor[communication] *= np.minimum(factor[communication], 1.0)
+    changed.rests_on.append("in each step the rank's transfers take the median of the other ranks")
+
+
+def _indices_of_ranks(changed: ChangedGraph, numbers: Sequence[int]) -> list[int]:
+    """Return where ranks stand in the graph; those whose events are not replayed are left out."""
+    graph = changed.graph
+    for rank in numbers:
+        if rank not in graph.ranks and rank not in graph.ranks_left_out:
+            raise OptionError(
+                f"there is no rank {rank} in this run", hint=f"there are {ranks_named(graph.ranks)}"
+            )
+    _require_other_ranks(graph)
+    ranks = [graph.ranks.index(rank) for rank in numbers if rank in graph.ranks]
+    if not ranks:
+        raise RefusedError("the rank is not among those whose events are replayed")
+    if len(ranks) < len(numbers):
+        changed.rests_on.append(
+            "of these ranks, those whose events are replayed tell what all of them save"
+        )
+    return ranks
+
+
+def _balance(changed: ChangedGraph) -> None:
+    """Give the work of each label between two dispatches (in each step, without experts) the mean over ranks."""
+    graph = changed.graph
+    _require_other_ranks(graph)
+    # Number of dispatches launched before each event on its rank: ranks of an expert group have the
+    # same number.
+    order = np.lexsort((np.minimum(graph.launch, graph.start), graph.rank_index))
+    count = np.cumsum(graph.has_label("ep_dispatch")[order])
+    first = np.searchsorted(graph.rank_index[order], np.arange(len(graph.ranks)))
+    section = np.empty(len(order), np.int64)
+    section[order] = count - np.concatenate([[0], count])[first][graph.rank_index[order]]
+    key = (section * len(graph.steps) + graph.step_index) * len(LABELS) + graph.label
+    compute = graph.has_label(*COMPUTE_SET)
+    work_ns = (graph.end - graph.start) * changed.factor * compute
+    factor = changed.scale_ranks(range(len(graph.ranks)), key, work_ns, like_others=False)
+    changed.factor[compute] *= factor[compute]
+    changed.rests_on.append(
+        "work of a label takes the mean over ranks; kernels scale with their tokens"
+    )
+
+
+def _require_other_ranks(graph: EventGraph) -> None:
+    """Refuse where it is not known whether ranks waited for each other."""
+    if len(graph.ranks) < 2:
+        raise RefusedError("there is no other rank's trace to compare with: give all ranks")
+    if not len(graph.matches):
+        raise RefusedError(
+            "no communication could be matched between ranks, so that it is unknown who waited for whom"
+        )
+
+
+def _remedy(changed: ChangedGraph, change: str) -> None:
+    """Give the events that a remedy changes their new durations, and take launches away that disappear."""
+    remedies = select_remedies(changed.graph, change)
+    if remedies.is_empty():
+        raise RefusedError(f"no GPU work of this run would change ({REMEDY_CHANGES[change]})")
+    factors = change_factors(changed.graph, remedies)
+    changed.factor *= factors.likely
+    changed.factor_range[0] *= factors.low / np.maximum(factors.likely, MIN_FACTOR)
+    changed.factor_range[1] *= factors.high / np.maximum(factors.likely, MIN_FACTOR)
+    is_waited_for = changed.host_factor >= 0
+    changed.host_factor[is_waited_for] *= factors.host[is_waited_for]
+    changed.gone[remedies.filter(pl.col("host_share") == 0)["event"].to_numpy()] = True
+    not_waited_for = remedies.filter(~pl.col("waits"))["event"].to_numpy()
+    changed.unwaited |= np.isin(changed.graph.before[BEFORE.index("released_by")], not_waited_for)
+    changed.rests_on.append(REMEDY_CHANGES[change])
+
+
+def _edit_remedy(match: re.Match[str]) -> Edit:
+    """Return the edit of a remedy, which is called by its whole text."""
+    return partial(_remedy, change=match.string)
+
+
+_LIKE_OTHERS = r"(?P<links>links of )?ranks? (?P<ranks>\d{1,9}(, ?\d{1,9})*) like others"
+# At most nine digits: a longer number is none of a run, and Python converts none of thousands.
+_NUMBER = r"(?P<factor>\d{1,9}(\.\d{1,9})?)"
+_EDITS: Mapping[str, Callable[[re.Match[str]], Edit]] = {
+    NO_HOST_DELAY: lambda _: _without_host_delay,
+    NO_LAUNCH_DELAY: lambda _: _without_launch_delay,
+    **{text: partial(_edit_without_activity, code=code) for code, text in HOST_CHANGES.items()},
+    **dict.fromkeys(REMEDY_CHANGES, _edit_remedy),
+    "balance": lambda _: _balance,
+    r"micro-?batches (?P<count>\d{1,9})": lambda match: (
+        lambda changed: changed.microbatches.append(int(match["count"]))
+    ),
+    _LIKE_OTHERS: lambda match: partial(
+        _links_like_others if match["links"] else _like_others, numbers=_numbers(match["ranks"])
+    ),
+    r"hide (?P<label>\S+)": lambda match: partial(_hide, label=match["label"]),
+    rf"links [x×] ?{_NUMBER}": lambda match: partial(_faster_links, factor=float(match["factor"])),
+    rf"(?P<name>.+) [x×] ?{_NUMBER}": lambda match: partial(
+        _scale, name=match["name"], factor=float(match["factor"])
+    ),
+}
+"""Forms of a change, and what makes it; the first that fits counts."""
+
+Lane = list[tuple[str | None, float, float]]
+"""Parts of a rank's step in order: the label that takes most of it (None: idle), start and width as
+shares."""
+
+
+def _extents(bounds: pl.DataFrame) -> pl.DataFrame:
+    """Return the first start and the last end of each step over all ranks, for drawing them on one axis."""
+    by_step = bounds.group_by("step_index").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+    return by_step.sort("step_index")
+
+
+class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """The graph of a run, with what questions about it need besides."""
+
+    graph: EventGraph
+    measured_ns: int
+    """Step time of the run as recorded (``metrics.step_time``)."""
+    timed_free_ns: int | None = None
+    """Step without the profiler as the recorder timed it; None: it did not."""
+    events_lost: bool = False
+    """Whether the recording lost events."""
+    positions: Mapping[int, int] = {}
+    """Position of each rank in its pipeline."""
+    clock_error_ns: int = 0
+    """Largest uncertainty of a clock."""
+    microbatches: Callable[[int], tuple[int, int, int] | str] | None = None
+    """Change of the step by another number of micro-batches: low, likely and high, or why not;
+    None: no pipeline."""
+    memory: Callable[[int], tuple[tuple[int, int | None] | None, bool | None]] | None = None
+    """Bounds of the memory that another number of micro-batches needs, and whether it fits; None:
+    no pipeline."""
+
+    def replayed_ns(self, bounds: pl.DataFrame) -> int:
+        """Return the step time with the bounds of replayed steps.
+
+        It is the measured one, less what the replay took off the graph's.
+        """
+        saved_ns = self.graph.measured_step_ns - self.graph.step_ns(bounds)
+        return max(self.measured_ns - saved_ns, 0)
+
+    @cached_property
+    def free_step(self) -> FreeStep | None:
+        """The step without the profiler; None if it was neither timed nor can be modelled."""
+        graph = self.graph
+        if not graph.recording_known or not self.measured_ns:
+            if self.timed_free_ns is None:
+                return None
+            return FreeStep(self.timed_free_ns, (self.timed_free_ns,) * 2, "timed")
+        replay, bounds = self._free_replay
+        modelled_ns = self._modelled_free_ns
+        if self.timed_free_ns is not None:
+            budget = graph.budget(replay.start, replay.end, bounds, self.timed_free_ns)
+            return FreeStep(self.timed_free_ns, (self.timed_free_ns,) * 2, "timed", budget)
+        budget = graph.budget(replay.start, replay.end, bounds, modelled_ns)
+        return FreeStep(modelled_ns, self._free_range_ns(modelled_ns), "modelled", budget)
+
+    def _free_range_ns(self, modelled_ns: int) -> tuple[int, int]:
+        """Return the range of the step without the profiler.
+
+        It is narrow where the GPU is the limit, whose work the profiler does not change. Elsewhere
+        it follows from how uncertain the recording's cost and the host's own speed are. Events that
+        the recording lost cost as well: the step may then be as long as recorded. Where other
+        processes shared the host's cores, it may be as short as without them.
+        """
+        graph = self.graph
+        unlimited = graph.replay(host_factor=np.full(len(graph.start), -1.0))
+        gpu_ns = self.replayed_ns(
+            graph.step_bounds(unlimited.start, unlimited.end, unlimited.launch)
+        )
+        low, high = FREE_RANGE_OF_GPU_LIMIT
+        if modelled_ns > (1 + MAX_SHARE_ABOVE_GPU_LIMIT) * gpu_ns:
+            shortest_ns, longest_ns = (
+                self._with_cost_given_back(part, host)
+                for part, host in zip(FREE_COST_RANGE, FREE_HOST_RANGE, strict=True)
+            )
+            low = min(shortest_ns / modelled_ns, 1.0) * (1 - MIN_FREE_VARIATION)
+            high = max(longest_ns / modelled_ns, 1.0) * (1 + MIN_FREE_VARIATION)
+            narrowing = min(MAX_FREE_RANGE_WIDTH / (high - low), 1.0)
+            low = 1 - (1 - low) * narrowing
+            high = 1 + (high - 1) * narrowing
+        least_ns = round(low * modelled_ns)
+        most_ns = round(high * modelled_ns)
+        if self.events_lost:
+            most_ns = max(most_ns, self.measured_ns)
+        if (graph.remedies["change"] == FREE_CPU).any():
+            without_stalls = ChangedGraph(graph, self.positions)
+            _remedy(without_stalls, FREE_CPU)
+            replay = without_stalls.replay(free=1.0)
+            bounds = graph.step_bounds(replay.start, replay.end, replay.launch, free=1.0)
+            least_ns = min(least_ns, round(low * self.replayed_ns(bounds)))
+        return least_ns, most_ns
+
+    @cached_property
+    def _free_replay(self) -> tuple[EventReplay, pl.DataFrame]:
+        """The events without the profiler, and the bounds of their steps."""
+        replay = self.graph.replay(free=1.0)
+        return replay, self.graph.step_bounds(replay.start, replay.end, replay.launch, free=1.0)
+
+    @cached_property
+    def _modelled_free_ns(self) -> int:
+        """The step without the profiler by the model."""
+        return self.replayed_ns(self._free_replay[1])
+
+    def _with_cost_given_back(self, part: float, host: float) -> int:
+        """Return the step if *part* of the recording's cost is given back, and the host takes *host* times as long."""
+        host_factor = np.full(len(self.graph.start), host)
+        replay = self.graph.replay(host_factor=host_factor, free=part)
+        return self.replayed_ns(
+            self.graph.step_bounds(replay.start, replay.end, replay.launch, free=part)
+        )
+
+    def _free_predicted_ns(
+        self, changed: ChangedGraph, factor_range: Floats | float = 1.0
+    ) -> int | None:
+        """Return the step without the profiler with changes; None if it is not known.
+
+        Where the free step was timed, the model tells what the changes save of it.
+        """
+        free = self.free_step
+        if free is None or not self.graph.recording_known:
+            return None
+        replay = changed.replay(free=1.0, factor_range=factor_range)
+        bounds = self.graph.step_bounds(replay.start, replay.end, replay.launch, free=1.0)
+        modelled_ns = self._modelled_free_ns
+        saved_ns = modelled_ns - max(self.replayed_ns(bounds), changed.hidden_ns())
+        return max(free.time_ns - saved_ns, 0)
+
+    def predict(self, changes: Sequence[str]) -> ChangedStep:
+        """Predict the step with all *changes* at once.
+
+        What they save is of the step without the profiler, where that is known.
+        """
+        key = tuple(changes)
+        if key not in self._predicted:
+            self._predicted[key] = self._predict(changes, saving_alone=False)
+        return self._predicted[key]
+
+    def predict_saving(self, changes: Sequence[str]) -> ChangedStep:
+        """Predict what all *changes* save at once, without ranges and the new critical path."""
+        whole = self._predicted.get(tuple(changes))
+        return whole or self._predict(changes, saving_alone=True)
+
+    @cached_property
+    def _predicted(self) -> dict[tuple[str, ...], ChangedStep]:
+        """Whole predictions made so far, by their changes."""
+        return {}
+
+    def _predict(self, changes: Sequence[str], *, saving_alone: bool) -> ChangedStep:
+        """Return a prediction; *saving_alone*: without ranges and the new critical path."""
+        free_ns = None if self.free_step is None else self.free_step.time_ns
+        step = ChangedStep(", ".join(changes), tuple(changes), self.measured_ns, free_ns=free_ns)
+        try:
+            changed = self._changed(changes)
+            if len(changed.microbatches) == 1 and self.memory is not None:
+                peak_bytes, fits = self.memory(changed.microbatches[0])
+                step = msgspec.structs.replace(step, peak_bytes=peak_bytes, fits=fits)
+            added = sum(
+                (np.array(self._more_microbatches(n)) for n in changed.microbatches), np.zeros(3)
+            )
+        except RefusedError as refused:
+            return msgspec.structs.replace(step, why_not=str(refused))
+        if changed.microbatches:
+            changed.rests_on.append("micro-batches of this run's size")
+        replay = changed.replay()
+        bounds = self.graph.step_bounds(replay.start, replay.end, replay.launch)
+        replayed_ns = max(self.replayed_ns(bounds), changed.hidden_ns())
+        predicted_ns = round(replayed_ns + added[1])
+        single_changes = [single for text in changes for single in split_changes(text)]
+        if len(single_changes) > 1 and not changed.microbatches:
+            worse_than = self._better_alone(single_changes, predicted_ns)
+            if worse_than is not None:
+                why_not = f"'{worse_than}' alone is faster: these changes work against each other"
+                return msgspec.structs.replace(step, why_not=why_not)
+        likely_ns = self._free_predicted_ns(changed)
+        free_predicted_ns = likely_ns
+        saves_ns = step.measured_ns - predicted_ns
+        if free_ns is not None and likely_ns is not None:
+            saves_ns = free_ns - likely_ns
+            free_predicted_ns = max(round(likely_ns + added[1]), 0)
+        step = msgspec.structs.replace(
+            step,
+            predicted_ns=predicted_ns,
+            free_predicted_ns=free_predicted_ns,
+            saves_ns=None if changed.microbatches else saves_ns,
+            rests_on=tuple(changed.rests_on),
+        )
+        if saving_alone:
+            return step
+        path_parts = self.graph.path_parts(replay, bounds)
+        margin_ns = self._margin_ns(replayed_ns, path_parts)
+        low_ns, high_ns = self._bounds_ns(changed, replayed_ns)
+        least_ns = max(round(low_ns - margin_ns + added[0]), 0)
+        most_ns = round(high_ns + margin_ns + added[2])
+        least_saved_ns, most_saved_ns = self._saved_range_ns(
+            changed,
+            saves_ns,
+            likely_ns,
+            (most_ns - predicted_ns, predicted_ns - least_ns),
+            margin_ns,
+        )
+        step_ns = step.measured_ns if free_ns is None else free_ns
+        saves_range_ns = (max(least_saved_ns, 0), min(max(most_saved_ns, 0), step_ns))
+        return msgspec.structs.replace(
+            step,
+            predicted_range_ns=(least_ns, most_ns),
+            saves_range_ns=None if changed.microbatches else saves_range_ns,
+            critical_path=tuple(PathPart(*row) for row in path_parts.head(MAX_PATH_PARTS).rows()),
+        )
+
+    def _saved_range_ns(
+        self,
+        changed: ChangedGraph,
+        saves_ns: int,
+        likely_ns: int | None,
+        widths_ns: tuple[int, int],
+        margin_ns: float,
+    ) -> tuple[int, int]:
+        """Return what changes save at least and at most.
+
+        Where factors have a range and the free step with the changes, *likely_ns*, is known, its
+        replays with the largest and the least factors tell; else the widths of the recorded
+        step's range do.
+        """
+        saved = []
+        for sign, width_ns, factor_range in zip(
+            (-1, 1), widths_ns, changed.factor_range[::-1], strict=True
+        ):
+            if likely_ns is None or (factor_range == 1).all():
+                saved.append(round(saves_ns + sign * width_ns))
+                continue
+            bound_ns = self._free_predicted_ns(changed, factor_range) or 0
+            saved.append(round(saves_ns + likely_ns - bound_ns + sign * margin_ns))
+        return saved[0], saved[1]
+
+    def _bounds_ns(self, changed: ChangedGraph, likely_ns: int) -> tuple[int, int]:
+        """Return the step with the least and the largest factors; *likely_ns* where no factor has a range."""
+        bounds_ns = []
+        for factor_range in changed.factor_range:
+            if (factor_range == 1).all():
+                bounds_ns.append(likely_ns)
+                continue
+            replay = changed.replay(factor_range=factor_range)
+            bounds_ns.append(
+                self.replayed_ns(self.graph.step_bounds(replay.start, replay.end, replay.launch))
+            )
+        return min(likely_ns, bounds_ns[0]), max(likely_ns, bounds_ns[1])
+
+    def _changed(self, changes: Sequence[str]) -> ChangedGraph:
+        """Return the graph with *changes*."""
+        changed = ChangedGraph(self.graph, self.positions)
+        for change in changes:
+            parse_change(change)(changed)
+        if len(changed.microbatches) > 1:
+            raise RefusedError("a run has one number of micro-batches")
+        if changed.hidden:
+            changed.hide_labels()
+        return changed
+
+    def _better_alone(self, changes: Sequence[str], together_ns: int) -> str | None:
+        """Return one of *changes* with which alone the step is shorter than with all of them; None if there is none."""
+        for change in changes:
+            alone_ns = self.predict([change]).predicted_ns
+            if alone_ns is not None and together_ns - alone_ns > ROUNDING_SHARE * self.measured_ns:
+                return change
+        return None
+
+    def _more_microbatches(self, count: int) -> tuple[int, int, int]:
+        """Return the change of the step with *count* micro-batches: low, likely and high."""
+        if self.microbatches is None:
+            raise RefusedError("this run has no pipeline whose micro-batches could be counted")
+        difference = self.microbatches(count)
+        if isinstance(difference, str):
+            raise RefusedError(difference)
+        return difference
+
+    def _margin_ns(self, replayed_ns: int, path_parts: pl.DataFrame) -> float:
+        """Return the half width of a range, from the spread of the steps and what the critical path consists of.
+
+        Steps, links and hosts vary independently of each other, so that their squares add up.
+        """
+        bounds = self.graph.measured_bounds.drop_nulls("time_ns")
+        times_ns = bounds.group_by("step").agg(pl.col("time_ns").median())["time_ns"].to_numpy()
+        step_share = MIN_VARIATION
+        if len(times_ns):
+            middle_ns = np.median(times_ns)
+            # One slow step among four is no spread of the others.
+            deviation_ns = np.median(np.abs(times_ns - middle_ns))
+            step_share = max(MIN_VARIATION, float(deviation_ns / max(middle_ns, 1.0)))
+        is_transfer = path_parts["label"].is_in(COMMUNICATION_LABELS).fill_null(False)
+        transfer_ns = int(path_parts["ns"].filter(is_transfer).sum())
+        host_ns = int(path_parts["ns"].filter(path_parts["label"].is_null()).sum())
+        margins_ns = (
+            replayed_ns * step_share,
+            transfer_ns * LINK_VARIATION,
+            host_ns * HOST_VARIATION,
+        )
+        return math.hypot(*margins_ns) + self.clock_error_ns
+
+    def best_changes(self, *, without: Collection[str] = ()) -> list[ChangedStep]:
+        """Return the changes that would save most, other than *without* and faster kernels."""
+        rows = [self.predict([text]) for text in self._candidates() if text not in without]
+        worthwhile = []
+        for row in rows:
+            if (row.saves_ns or 0) > MIN_SAVED_SHARE_TO_PROPOSE * (row.free_ns or row.measured_ns):
+                worthwhile.append(row)
+        return sorted(worthwhile, key=lambda row: -(row.saves_ns or 0))[:MAX_LISTED_CHANGES]
+
+    def _candidates(self) -> Iterator[str]:
+        """Yield the changes that are tried if none was asked for."""
+        graph = self.graph
+        communication = [label for label in COMMUNICATION_LABELS if graph.has_label(label).any()]
+        yield from (f"hide {label}" for label in communication)
+        if communication:
+            yield "links x2"
+        yield NO_HOST_DELAY
+        if len(graph.ranks) > 1:
+            yield "balance"
+            # The ranks with the most compute, and with the latest host.
+            work_ns = (graph.end - graph.start) * graph.has_label(*COMPUTE_SET)
+            rank_indices = set()
+            for weights in (work_ns, graph.launched_late_ns):
+                rank_indices.add(int(np.bincount(graph.rank_index, weights).argmax()))
+            yield from (f"rank {graph.ranks[index]} like others" for index in sorted(rank_indices))
+
+    def lanes(self, changes: Sequence[str], *, max_ranks: int) -> dict[int, Lane]:
+        """Return the lanes of ranks with *changes*, in the step nearest to the step time, as long as it is measured."""
+        graph = self.graph
+        changed = self._changed(changes)
+        replay = changed.replay()
+        lengths = _extents(graph.measured_bounds)
+        step = int(
+            (lengths["end_ns"] - lengths["start_ns"] - self.measured_ns).abs().arg_min() or 0
+        )
+        measured_ns = lengths["end_ns"][step] - lengths["start_ns"][step]
+        replayed = _extents(graph.step_bounds(replay.start, replay.end, replay.launch))
+        begin = replayed["start_ns"][step]
+        end = replayed["end_ns"][step]
+        edges = np.linspace(begin, begin + max(measured_ns, end - begin), LANE_BINS + 1).astype(
+            np.int64
+        )
+        lanes: dict[int, Lane] = {}
+        for index, rank in enumerate(graph.ranks[:max_ranks]):
+            events = (graph.rank_index == index) & (graph.step_index == step)
+            names: list[str | None] = [
+                None,
+                *(label for label in LABELS if graph.has_label(label)[events].any()),
+            ]
+            # Row 0: idle, where nothing else covers more.
+            covered = np.zeros((len(names), LANE_BINS))
+            for row, label in enumerate(names):
+                if label is not None:
+                    rows = events & graph.has_label(label)
+                    covered[row] = union(replay.start[rows], replay.end[rows]).covered_ns(
+                        edges[:-1], edges[1:]
+                    )
+            bins = enumerate(covered.argmax(axis=0).tolist())
+            lanes[rank] = []
+            for row, group in groupby(bins, key=lambda item: item[1]):
+                positions = [position for position, _ in group]
+                lanes[rank].append(
+                    (names[row], positions[0] / LANE_BINS, len(positions) / LANE_BINS)
+                )
+        return lanes

@@ -1,0 +1,1 @@
+"""Pipelines: cells reconstructed from events, ideal schedules, and the measured run held against its ideal."""

@@ -1,0 +1,372 @@
+"""Roles of a run, its RL iterations and its weight updates: tables, sentences, and what to do about them."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from statistics import mean
+
+import polars as pl
+
+from tracekit._util.text import counted, format_ranges, join_with_and, ms, percent
+from tracekit.analysis import Analysis
+from tracekit.analysis.result import Role, RoleResults
+from tracekit.documents.roles import Iteration, RolloutTail, WeightUpdate
+from tracekit.intervals import union
+from tracekit.metrics.overlap import ratio
+from tracekit.metrics.process_phases import TRAIN
+from tracekit.report.gap_words import is_wait_bound
+from tracekit.report.table import Column, Table, make_table
+from tracekit.report.text import at_least, short_ms
+from tracekit.report.view.stragglers import late_rows, why_late
+from tracekit.report.words import WORDS
+from tracekit.roles.findings import MIN_SHARE, late_start, phase_ns, rollout_tails, total_ns
+
+MAX_UPDATES_SHOWN = 3
+"""Weight updates that a table shows one by one."""
+MIN_WAITING_SHARE_TO_NAME = 0.5
+"""Share of a label from which waiting in it is what the label's time is about."""
+MAX_ROLE_ROWS = 32
+"""Iterations that a table lists."""
+MIN_RATIO_OF_UNEQUAL_ITERATIONS = 1.2
+"""Longest over shortest iteration from which both are named beside the mean."""
+
+
+def role_tables(analysis: Analysis) -> dict[str, tuple[str, Table]]:
+    """Return the tables of roles, iterations and weight updates by their titles, each with its explanation.
+
+    There is none in a run with one process per rank and without a weight update between processes.
+    """
+    results = analysis.role_results
+    updates_between_processes = results.weight_updates and analysis.reload is None
+    if not results.roles and not results.iterations and not updates_between_processes:
+        return {}
+    iterations = results.iterations[:MAX_ROLE_ROWS]
+    updates = _updates_table(results.weight_updates)
+    phases = "mean over GPUs, a shared one counted once; phases sum to the time"
+    tables = {
+        "Roles": (
+            "each analysed as a run of its own; shares of its ranks' spans",
+            _roles_table(results),
+        ),
+        "Iterations": (phases, _iterations_table(iterations)),
+        "Which role waits for which": ("per rank of the role", _waits_table(iterations)),
+        "Weight updates": ("from the first copy to a device to the last reload", updates),
+    }
+    return {
+        title: (meaning, table) for title, (meaning, table) in tables.items() if table is not None
+    }
+
+
+def _roles_table(results: RoleResults) -> Table | None:
+    def share(role: Role, ns: int) -> float | None:
+        return ratio(ns, role.analysis.total.budget.span_ns)
+
+    def longest_span_ns(role: Role) -> int:
+        return max(rank.whole.budget.span_ns for rank in role.analysis.rank_results)
+
+    columns = (
+        Column(
+            "role",
+            value=lambda role: role.name + (" (main)" if role.name == results.main_role else ""),
+        ),
+        Column("does", value=lambda role: WORDS.role_kinds[role.kind]),
+        Column("ranks", "figure", value=lambda role: format_ranges(role.ranks)),
+        Column("longest span", "ms", value=longest_span_ns),
+        Column(
+            "compute",
+            "share",
+            value=lambda role: share(role, role.analysis.total.budget.compute_ns),
+        ),
+        Column(
+            "exposed",
+            "share",
+            value=lambda role: share(role, sum(role.analysis.total.budget.exposed_ns.values())),
+        ),
+        Column("idle", "share", value=lambda role: share(role, role.analysis.total.budget.idle_ns)),
+    )
+    return make_table(columns, results.roles)
+
+
+def _iterations_table(iterations: Sequence[Iteration]) -> Table | None:
+    phases = []
+    for phase in WORDS.phases:
+        if any(phase in iteration.phase_ns for iteration in iterations):
+            phases.append(phase)
+    columns = (
+        Column("iteration", "figure", terminal_heading="nr"),
+        Column("time", "ms"),
+        *(Column(WORDS.phases[phase], "ms") for phase in phases),
+        Column("tail rank", "figure"),
+        Column("tail", "ms", 2, "longest rollout minus the median rank's"),
+        Column("decode steps", "figure", 1),
+    )
+    rows = []
+    for iteration in iterations:
+        tail = iteration.rollout_tail
+        in_phases = [iteration.phase_ns.get(phase, 0) for phase in phases]
+        decode_steps = "" if tail is None or tail.decode_steps is None else tail.decode_steps
+        tail_cells = ("", None, "") if tail is None else (tail.rank, tail.ns, decode_steps)
+        rows.append(
+            (str(iteration.index), iteration.end_ns - iteration.start_ns, *in_phases, *tail_cells)
+        )
+    return make_table(columns, rows)
+
+
+def _waits_table(iterations: Sequence[Iteration]) -> Table | None:
+    """Return what each role waited for in each iteration; None where every iteration has one role."""
+    if all(len(iteration.roles) < 2 for iteration in iterations):
+        return None
+    outside = "time of the iteration outside the role's phases, in which a GPU is busy in part"
+    columns = (
+        Column("iteration", "figure", terminal_heading="nr"),
+        Column("role"),
+        Column("GPU busy", "ms"),
+        Column("outside", "ms", note=outside),
+        Column("runs meanwhile"),
+        Column("for", "ms"),
+    )
+    rows = []
+    for iteration in iterations:
+        for wait in iteration.roles:
+            other = wait.waits_for or ""
+            rows.append(
+                (
+                    str(iteration.index),
+                    wait.role,
+                    wait.busy_ns,
+                    wait.idle_ns,
+                    other or "no role",
+                    wait.waited_ns.get(other),
+                )
+            )
+    return make_table(columns, rows)
+
+
+_UPDATE_LINES: dict[str, Callable[[WeightUpdate], str]] = {
+    "moved": lambda update: f"{update.bytes / 1e9:,.3f} GB in {update.buckets} buckets",
+    "time": lambda update: f"{ms(update.measured_ns)} ({update.gb_s:.2f} GB/s)",
+    "copy from the host (H2D), per rank": lambda update: ms(update.h2d_ns),
+    "broadcast, per rank": lambda update: ms(update.broadcast_ns),
+    "reload, per rank": lambda update: ms(update.reload_ns),
+    "no GPU work, per rank": lambda update: ms(update.host_ns),
+    "two-buffer ideal": lambda update: ms(update.ideal_ns),
+}
+"""Lines of the table of weight updates, and how the figure of an update is written in them."""
+
+
+def _updates_table(updates: Sequence[WeightUpdate]) -> Table | None:
+    """Return the updates as columns, of many the shortest, the median and the longest."""
+    if not updates:
+        return None
+    updates_by_name = {f"update {number}": update for number, update in enumerate(updates)}
+    if len(updates) > MAX_UPDATES_SHOWN:
+        shortest_first = sorted(
+            updates_by_name.items(), key=lambda named_update: named_update[1].measured_ns
+        )
+        updates_by_name = {}
+        for word, i in (("shortest", 0), ("median", len(updates) // 2), ("longest", -1)):
+            name, update = shortest_first[i]
+            updates_by_name[f"{word} ({name})"] = update
+    shown = list(updates_by_name.values())
+    rows: list[tuple[str, ...]] = []
+    for heading, format_figure in _UPDATE_LINES.items():
+        rows.append((heading, *[format_figure(update) for update in shown]))
+    gaps = [update.gap_ns for update in shown if update.gap_ns is not None]
+    if len(gaps) == len(shown):
+        for cause, words in WORDS.update_causes.items():
+            rows.append((f"+ {words}", *[ms(gap_ns[cause]) for gap_ns in gaps]))
+    columns = [Column("")]
+    columns += [Column(name, "figure") for name in updates_by_name]
+    return make_table(columns, rows)
+
+
+def decode_words(tail: RolloutTail) -> str:
+    """Return the decode steps of the longest and of the median rank; empty if they are unknown."""
+    if tail.decode_steps is None or tail.median_decode_steps is None:
+        return ""
+    return f" ({tail.decode_steps} decode steps, median {tail.median_decode_steps:g})"
+
+
+def iteration_sentence(analysis: Analysis) -> str | None:
+    """Return what an iteration takes, by phase, which role waits, and the tail of the rollout.
+
+    None without any.
+    """
+    iterations = analysis.role_results.iterations
+    if not iterations:
+        return None
+    iterations_ns = total_ns(iterations)
+    parts = []
+    for phase, words in WORDS.phases.items():
+        ns = phase_ns(iterations, phase)
+        if ns:
+            train_waits = _train_waits(analysis) if phase == TRAIN else ""
+            parts.append(f"{percent(ns / iterations_ns)} {words}{train_waits}")
+    count = len(iterations)
+    times = sorted(iteration.end_ns - iteration.start_ns for iteration in iterations)
+    over = f" (mean of {count})" if count > 1 else ""
+    if times[-1] > MIN_RATIO_OF_UNEQUAL_ITERATIONS * times[0]:
+        over = f" (mean of {count}, {ms(times[0])} to {ms(times[-1])})"
+    text = f"An iteration takes {ms(iterations_ns / count)}{over}: {join_with_and(parts)}"
+    late = _late_start_sentence(analysis)
+    return f"{text}{_longest_wait(iterations)}.{_tail_sentence(iterations)}{late}"
+
+
+def _longest_wait(iterations: Sequence[Iteration]) -> str:
+    """Return which role waits longest for which other; empty if none waits."""
+    waits = Counter[tuple[str, str]]()
+    for iteration in iterations:
+        for wait in iteration.roles:
+            for other, ns in wait.waited_ns.items():
+                waits[wait.role, other] += ns
+    if not waits:
+        return ""
+    (role, other), waited_ns = waits.most_common(1)[0]
+    if not waited_ns:
+        return ""
+    return f"; role {role} waits for {other} in {percent(waited_ns / total_ns(iterations))} of it"
+
+
+def phase_times(analysis: Analysis) -> dict[str, float]:
+    """Return the time of each phase in an iteration, in ns, the mean of all.
+
+    Empty without iterations.
+    """
+    iterations = analysis.role_results.iterations
+    if not iterations:
+        return {}
+    return {phase: phase_ns(iterations, phase) / len(iterations) for phase in WORDS.phases}
+
+
+def step_summary(analysis: Analysis) -> str | None:
+    """Return the step of the main role in a few words, where an iteration holds it, and whom it waits for.
+
+    None without iterations.
+    """
+    results = analysis.role_results
+    step = analysis.step
+    if not results.iterations or step.time_ns is None:
+        return None
+    budget = step.budget
+    exposed_ns = sum(budget.exposed_ns.values())
+    longest = max(budget.exposed_ns, key=lambda label: budget.exposed_ns[label], default="")
+    waiting = _waiting_summary(analysis, longest)
+    transfers = f"mostly {longest}, {waiting}" if waiting else f"mostly {longest}"
+    parts = [f"computes for {percent(budget.compute_ns, budget.span_ns, digits=0)}"]
+    if exposed_ns:
+        share = percent(exposed_ns, budget.span_ns, digits=0)
+        parts.append(f"has exposed transfers for {share} ({transfers})")
+    if budget.idle_ns:
+        parts.append(f"is idle for {percent(budget.idle_ns, budget.span_ns, digits=0)}")
+    role = f"the {results.main_role}" if results.main_role else "the main role"
+    return f"from step to step ({short_ms(step.time_ns)}) {role} {', '.join(parts)}"
+
+
+def _waiting_summary(analysis: Analysis, label: str) -> str:
+    """Return how much of a label's time is waiting, for which rank longest, and why that one is late.
+
+    Empty unless most of it is waiting.
+    """
+    total = analysis.total
+    waits_ns = total.wait_ns.get(label) or 0
+    label_ns = total.label_ns.get(label) or 0
+    late = late_rows(analysis, label)
+    if not late or waits_ns < MIN_WAITING_SHARE_TO_NAME * label_ns:
+        return ""
+    why = why_late(late[0])
+    bound = "at most " if is_wait_bound(analysis, label) else ""
+    share = percent(waits_ns, label_ns, digits=0)
+    return f"{bound}{share} of it waiting, longest for rank {late[0].rank}: {why}"
+
+
+def update_summary(analysis: Analysis) -> str | None:
+    """Return what moving the weights takes in the longest update, in a few words; None without any."""
+    updates = analysis.role_results.weight_updates
+    if not updates:
+        return None
+    longest = max(updates, key=lambda update: update.measured_ns)
+    rate = f"{longest.bytes / 1e9:,.2f} GB at {longest.gb_s:.2f} GB/s"
+    of_longest = " in the longest weight update" if len(updates) > 1 else ""
+    text = f"moving the weights takes {short_ms(longest.measured_ns)}{of_longest}, {rate}"
+    if longest.ideal_ns is None:
+        return text
+    return f"{text}; with two buffers {short_ms(longest.ideal_ns)}"
+
+
+def _train_waits(analysis: Analysis) -> str:
+    """Return how much of the main role's training is waiting for other ranks.
+
+    Empty if it is little or unknown.
+    """
+    results = analysis.role_results
+    starts = []
+    ends = []
+    ranks = []
+    for band in results.bands:
+        if band.phase == TRAIN and band.role == results.main_role:
+            starts.append(band.start_ns)
+            ends.append(band.end_ns)
+            ranks.append(band.rank)
+    trained = union(starts, ends, ranks)
+    operations = analysis.clocks.align(analysis.tables["operations"], "start_ns", "end_ns")
+    waits = operations.filter(pl.col("wait_ns") > 0)
+    start_ns = waits["start_ns"].to_numpy()
+    wait_ns = waits["wait_ns"].to_numpy()
+    rank = waits["rank"].to_numpy()
+    share = ratio((union(start_ns, start_ns + wait_ns, rank) & trained).total_ns, trained.total_ns)
+    if share is None or share < MIN_SHARE:
+        return ""
+    return f" ({at_least(percent(share), operations['wait_ns'].has_nulls())} of it waiting for other ranks)"
+
+
+def _late_start_sentence(analysis: Analysis) -> str:
+    """Return which rollout starts so late that it ends last; empty if none does."""
+    start = late_start(analysis)
+    if start is None:
+        return ""
+    after = f"{short_ms(start.late_ns)} after that of rank {start.first_rank}"
+    return (
+        f" In iteration {start.iteration} the rollout of rank {start.rank} starts {after} "
+        "and ends last."
+    )
+
+
+def _tail_sentence(iterations: Sequence[Iteration]) -> str:
+    tails = rollout_tails(iterations)
+    if not tails:
+        return ""
+    if len({tail.rank for tail in tails}) > 1:
+        listed = ", ".join(f"rank {tail.rank} {ms(tail.ns)}" for tail in tails[:4])
+        return f" The rollout's tail (longest minus median rank) changes: {listed}."
+    tail = tails[0]
+    longer = ms(mean(tail.ns for tail in tails))
+    return f" Rank {tail.rank} is the rollout's tail: {longer} longer than the median rank{decode_words(tail)}."
+
+
+def update_sentence(analysis: Analysis) -> str | None:
+    """Return what a weight update moves and takes, and how far it is from the ideal.
+
+    None without any.
+    """
+    updates = analysis.role_results.weight_updates
+    if not updates or analysis.reload is not None:
+        return None
+    longest = max(updates, key=lambda update: update.measured_ns)
+    subject = "The weight update"
+    if len(updates) > 1:
+        subject = f"The longest of {len(updates)} weight updates"
+    moved = f"{longest.bytes / 1e9:,.2f} GB in {counted(longest.buckets, 'bucket')}"
+    text = f"{subject} moves {moved} in {ms(longest.measured_ns)} ({longest.gb_s:.2f} GB/s)"
+    if longest.ideal_ns is None or longest.gap_ns is None:
+        return f"{text}; reloads are not recorded, so that its ideal is unknown."
+    gap_ns = longest.gap_ns
+    cause = max(gap_ns, key=lambda name: gap_ns[name])
+    text += f"; with two buffers and the same times for each bucket it would take {ms(longest.ideal_ns)}"
+    gap = ms(gap_ns[cause])
+    return f"{text}. The largest part of the difference, {gap}, is {_cause_words(longest, cause)}."
+
+
+def _cause_words(update: WeightUpdate, cause: str) -> str:
+    words = WORDS.update_causes[cause]
+    if cause == "late_rank" and update.late_rank is not None:
+        return f"{words} (rank {update.late_rank})"
+    return words

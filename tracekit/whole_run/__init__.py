@@ -1,1 +1,0 @@
-"""Lateness, hangs and transfers over a whole run, from recorders that are always on."""
