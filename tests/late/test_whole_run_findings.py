@@ -14,6 +14,7 @@ from tests.recorders import ddp_dumps, write_dumps
 from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.documents.findings import Finding
 from tracekit.findings.context import Context
+from tracekit.late import findings as late_findings
 from tracekit.late import late
 from tracekit.late.findings import _recorded_places, whole_run_findings
 from tracekit.report.findings import with_sentences
@@ -83,10 +84,11 @@ def test_a_late_host_of_the_whole_run_is_a_finding_with_the_recorded_steps():
 def test_a_rank_that_a_finding_of_the_traces_names_is_left_to_it(monkeypatch):
     run = late(ROOT / "sample_traces/always-on/late")
     named = Finding(code="late_host", cost_ns=1, share=0.1, ranks=(1,), saves_ns=None)
-    monkeypatch.setattr("tracekit.late.findings.rank_findings", lambda context: iter([named]))
+    monkeypatch.setattr(late_findings, "rank_findings", lambda context: iter([named]))
     assert findings(run) == []
     monkeypatch.setattr(
-        "tracekit.late.findings.rank_findings",
+        late_findings,
+        "rank_findings",
         lambda context: iter([replace(named, saves_ns=0)]),
     )
     assert len(findings(run)) == 1  # what saves nothing is not shown

@@ -16,7 +16,7 @@ import pytest
 import tracekit
 from tests.kept import analysis_of
 from tracekit.errors import InputError, OptionError, OutputError
-from tracekit.redact import redact
+from tracekit.redact import kineto, redact
 from tracekit.redact.names import NameRedactor
 
 pytestmark = pytest.mark.slow
@@ -307,7 +307,7 @@ def test_bytes_after_the_trace_are_counted(tmp_path):
 
 
 def test_chunks_may_end_anywhere(tmp_path, samples, monkeypatch):
-    monkeypatch.setattr("tracekit.redact.kineto.CHUNK_CHARACTERS", 97)
+    monkeypatch.setattr(kineto, "CHUNK_CHARACTERS", 97)
     run(samples / "reload/rank0.pt.trace.json.gz", tmp_path / "out.json")
     same_events(
         tracekit.load(samples / "reload/rank0.pt.trace.json.gz"),
@@ -347,7 +347,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_files_end_in_an_error_or_a_short_trace(tmp_path, monkeypatch, case):
-    monkeypatch.setattr("tracekit.redact.kineto.MAX_VALUE_LENGTH", 1 << 21)
+    monkeypatch.setattr(kineto, "MAX_VALUE_LENGTH", 1 << 21)
     (tmp_path / "in.json").write_text(HOSTILE[case])
     with contextlib.suppress(InputError):
         run(tmp_path / "in.json", tmp_path / "out.json")

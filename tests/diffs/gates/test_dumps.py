@@ -14,7 +14,7 @@ from tracekit.errors import InputError
 from tracekit.late import late
 from tracekit.late.write import write_late
 
-SAMPLES = Path(__file__).parents[2] / "sample_traces/always-on"
+SAMPLES = Path(__file__).parents[3] / "sample_traces/always-on"
 
 
 @pytest.fixture
