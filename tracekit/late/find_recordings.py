@@ -7,12 +7,12 @@ from pathlib import Path
 
 from tracekit.errors import InputError
 from tracekit.late.recordings import Recordings, read_recordings
-from tracekit.late.store import holds_recordings, read_stored_recordings
+from tracekit.late.store import read_stored_recordings
 from tracekit.parsers.discovery import Discovery, discover
 from tracekit.parsers.file_type import FLIGHT_RECORDER, NCCL_INSPECTOR
 from tracekit.parsers.source_refs import SourceRef, file_listing
 from tracekit.schema import RankCollectives
-from tracekit.store.files import open_store
+from tracekit.store.files import holds_recordings, open_store
 from tracekit.store.sources import PathList
 
 COLLECTIVE_READERS = (FLIGHT_RECORDER, NCCL_INSPECTOR)

@@ -20,7 +20,6 @@ from tracekit.late import flight_recorder, nccl_inspector
 from tracekit.late.recording_checks import without_contradictions
 from tracekit.parsers import remote
 from tracekit.parsers.file_type import FLIGHT_RECORDER, NCCL_INSPECTOR
-from tracekit.late.recording_checks import without_contradictions
 from tracekit.parsers.source_refs import SourceRef, file_listing, name_before_number
 from tracekit.schema import COLLECTIVE_STATES, COLLECTIVES, ProcessGroup, RankCollectives, Recording
 

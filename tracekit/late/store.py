@@ -26,6 +26,7 @@ from tracekit.store.checks import check_collectives, read_table
 from tracekit.store.files import (
     ENTRY,
     INGEST_AGAIN,
+    RECORDINGS_FOLDER,
     check_file,
     damaged_file_error,
     file_checksum,
@@ -34,13 +35,7 @@ from tracekit.store.files import (
     write_table,
 )
 
-RECORDINGS_FOLDER = "recordings"
 COLLECTIVES_FILE = "collectives.parquet"
-
-
-def holds_recordings(store: Path) -> bool:
-    """Return whether a store holds dumps or logs."""
-    return (store / RECORDINGS_FOLDER / ENTRY).is_file()
 
 
 def write_recordings(store: Path, recordings: Recordings) -> None:

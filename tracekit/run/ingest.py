@@ -29,7 +29,7 @@ from tracekit.documents.store_manifest import StoreEntry
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.late.find_recordings import find_recordings, has_recordings_alone
 from tracekit.late.recordings import Recordings
-from tracekit.late.store import write_recordings
+from tracekit.late.store import read_stored_recordings, write_recordings
 from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.roles.assign import group_by_role
@@ -43,7 +43,6 @@ from tracekit.store.files import (
     open_store,
     write_rank,
 )
-from tracekit.late.store import write_recordings
 from tracekit.store.sources import OneRole, PathList, Paths, failure_notices, read_ref, span
 from tracekit.store.stored_run import (
     StoredRun,
@@ -346,7 +345,13 @@ def _ingest_recordings(
     selected = _selected_recordings(recordings, ranks)
     with locked_target(target):
         if not overwrite:
-            check_recordings_of_store(target, selected.sources, resume=resume)
+            stored = read_stored_recordings(target)
+            check_recordings_of_store(
+                target,
+                selected.sources,
+                stored_sources=() if stored is None else stored.sources,
+                resume=resume,
+            )
         resumed = open_store(target) if resume and is_store(target) else None
         with store_folder(target, resume=resume) as folder:
             write_recordings(folder, selected)

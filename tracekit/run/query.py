@@ -11,9 +11,9 @@ import polars as pl
 from tracekit._util.arguments import checked_text
 from tracekit._util.text import terminal
 from tracekit.errors import InputError, OptionError
-from tracekit.late.store import checked_collectives_file, holds_recordings
+from tracekit.late.store import checked_collectives_file
 from tracekit.schema import COLLECTIVES, EVENTS, LABELLED
-from tracekit.store.files import Store, open_store
+from tracekit.store.files import Store, holds_recordings, open_store
 
 QUERY_TABLES = {
     "events": "every event of every rank, columns as in tracekit.schema.EVENTS; of several roles also role",

@@ -126,6 +126,7 @@ ROLE_PREFIX = "role="
 """Beginning of the name of a role's folder in a store whose ranks have several processes."""
 SOURCE_KEY = "tracekit.source"
 ENTRY = "entry.json"
+RECORDINGS_FOLDER = "recordings"
 ZSTD_LEVEL = 1
 """Compression of the Parquet files: 12 % less CPU time than zstd's default level 3, for files 13 %
 larger."""
@@ -285,6 +286,11 @@ def is_store(path: str | Path) -> bool:
     """
     root = _root(Path(path))
     return root.joinpath(MANIFEST).is_file() or bool(role_folders(root))
+
+
+def holds_recordings(store: Path) -> bool:
+    """Return whether a store holds dumps or logs."""
+    return (store / RECORDINGS_FOLDER / ENTRY).is_file()
 
 
 def role_folders(root: Path) -> list[Path]:

@@ -23,7 +23,6 @@ from tracekit.errors import (
     RuleError,
     TracekitError,
 )
-from tracekit.late.store import holds_recordings
 from tracekit.parsers import remote
 from tracekit.parsers.discovery import Discovery, discover
 from tracekit.parsers.file_type import MEMORY_SNAPSHOT
@@ -31,7 +30,7 @@ from tracekit.parsers.one_run import check_single_run
 from tracekit.parsers.rank_numbers import missing_ranks
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.schema import EVENTS, PYTORCH_READERS, GraphCapture, RankEvents, Source
-from tracekit.store.files import open_single_store, open_store
+from tracekit.store.files import holds_recordings, open_single_store, open_store
 
 PathList = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Paths = PathList | Mapping[str, PathList]

@@ -17,8 +17,13 @@ from tracekit.documents.store_manifest import STORE_FORMAT, StoreEntry
 from tracekit.errors import InputError, OutputError
 from tracekit.parsers.source_refs import SourceRef, file_listing
 from tracekit.schema import Recording, Source
-from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, role_folders
-from tracekit.late.store import holds_recordings, read_stored_recordings
+from tracekit.store.files import (
+    MANIFEST,
+    is_store,
+    open_store,
+    read_entry,
+    role_folders,
+)
 from tracekit.store.sources import EARLIEST_DATE_NS, MAX_GAP_WITHIN_RUN_NS, check_one_run
 
 REPLACE_HINT = "choose another folder, or --overwrite (overwrite=True) to replace it"
@@ -120,17 +125,23 @@ def check_store_at(target: Path, refs: Sequence[SourceRef], *, resume: bool) -> 
     return run
 
 
-def check_recordings_of_store(target: Path, sources: Iterable[Recording], *, resume: bool) -> None:
+def check_recordings_of_store(
+    target: Path,
+    sources: Iterable[Recording],
+    *,
+    stored_sources: Iterable[Recording],
+    resume: bool,
+) -> None:
     """Raise OutputError if dumps and logs may not be written into the store at *target*.
 
-    They replace dumps and logs of the same files, or complete the traces of as many ranks.
+    They replace the dumps and logs of the same files (*stored_sources*), or complete the traces of
+    as many ranks.
     """
     if not is_store(target):
         return
     _check_format(target)
     entries = stored_entries(target)
-    recordings = read_stored_recordings(target) if holds_recordings(target) else None
-    stored_paths = set() if recordings is None else {source.path for source in recordings.sources}
+    stored_paths = {source.path for source in stored_sources}
     paths = {source.path for source in sources}
     if stored_paths and stored_paths.isdisjoint(paths):
         raise _another_run_error(target, stored_paths)

@@ -29,13 +29,13 @@ from tracekit.errors import Notice, OutputError
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.store.files import (
     MANIFEST,
+    holds_recordings,
     is_store,
     open_store,
     rank_folder,
     read_entry,
     with_checksum,
 )
-from tracekit.late.store import holds_recordings
 
 MANIFEST_INTERVAL_S = 5.0
 """Seconds between two updates of the manifest while ranks are added: at most this much work is lost
