@@ -30,6 +30,7 @@ from tracekit.store.files import (
     check_file,
     damaged_file_error,
     file_checksum,
+    holds_recordings,
     read_checked_document,
     with_checksum,
     write_table,
