@@ -155,6 +155,7 @@ def _row(index, event, base):
         "dtypes": json.dumps(args["Input type"], separators=(",", ":"))
         if "Input type" in args
         else None,
+        **_input_values(str(event["name"]), args),
     }
     if gpu:
         row["device"] = _whole(args.get("device", event["pid"]))
@@ -165,6 +166,53 @@ def _row(index, event, base):
         if "Out msg nelems" in args:
             row["received"] = int(args["Out msg nelems"]) * SIZE[args["dtype"]]
     return row
+
+
+VIEWS = set()
+"""Operators whose inputs are not read: views, allocations and calls of another operator."""
+for line in (
+    "alias as_strided detach detach_ empty empty_like empty_permuted empty_strided expand expand_as",
+    "flatten lift_fresh linear matmul new_empty new_empty_strided numpy_T ones_like permute reshape",
+    "_reshape_alias resize_ resolve_conj resolve_neg result_type set_ squeeze t transpose unflatten",
+    "_unsafe_view unsqueeze view view_as view_as_real zeros_like",
+):
+    VIEWS.update(line.split())
+
+
+def _input_values(name, args):
+    """Concrete inputs and strides, of operators with a namespace that are no views."""
+    namespace, _, operator = name.partition("::")
+    if not operator or namespace == "torch" or (namespace == "aten" and operator in VIEWS):
+        return {"concrete": None, "strides": None}
+    values = [_spelled(value) for value in args.get("Concrete Inputs", ())]
+    strides = args.get("Input Strides")
+    if strides is not None:
+        strides = [None if len(each) > 16 else each for each in strides]
+    return {
+        "concrete": json.dumps(values, separators=(",", ":"))
+        if "Concrete Inputs" in args
+        else None,
+        "strides": None if strides is None else json.dumps(strides, separators=(",", ":")),
+    }
+
+
+def _spelled(text):
+    """The number, boolean or list of at most 16 that PyTorch spells so."""
+    if text.startswith("[") and text.endswith("]"):
+        items = [_spelled(item.strip()) for item in text[1:-1].split(",") if item.strip()]
+        return None if None in items or len(items) > 16 else items
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        number = Decimal(text)
+    except ArithmeticError:
+        return None
+    if not number.is_finite():
+        return None
+    if "." not in text and "e" not in text:
+        return int(number) if abs(number) < 10**9 else None
+    number = float(f"{float(number):.6g}")
+    return int(number) if number == int(number) and abs(number) < 10**9 else number
 
 
 def _whole(value):

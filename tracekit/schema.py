@@ -160,6 +160,8 @@ EVENTS = pl.Schema(
         "dtypes": _TEXT,  # input types as the file has them, a JSON list: ["c10::BFloat16","float"]
         "received": pl.Int64(),  # of a collective: bytes this rank receives; ``bytes`` is the larger way
         "collective_seq": pl.Int64(),  # of a collective: its number in its group, alike on all ranks
+        "concrete": _TEXT,  # inputs that are no tensors, a JSON list: [null,[3,3],1e-05,true]; of views none
+        "strides": _TEXT,  # strides of the inputs, as ``shapes``; of views none
     }
 )
 """One row per complete event. ``step`` of a GPU event is that of its launch."""

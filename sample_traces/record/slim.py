@@ -18,6 +18,8 @@ from bisect import bisect_left
 from pathlib import Path
 from typing import Any
 
+from tracekit.parsers.kineto.inputs import concrete_value, is_asked
+
 CALLS = ("cuda_runtime", "cuda_driver")
 HOST = (*CALLS, "cpu_op", "user_annotation", "fwdbwd")
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -45,7 +47,8 @@ SIZES = (
     "context",
 )
 OCCUPANCY = (*SIZES, "est. achieved occupancy %", "priority")
-UNREAD = ("Input Strides", "Concrete Inputs", "Ev Idx", "Record function id", "cbid", "queued")
+INPUTS = ("Input Strides", "Concrete Inputs")
+UNREAD = ("Ev Idx", "Record function id", "cbid", "queued")
 
 
 def slim(trace: dict[str, Any], name: str) -> bytes:
@@ -68,6 +71,12 @@ def _is_read(event: dict[str, Any]) -> bool:
 def _framed(event: dict[str, Any]) -> str:
     times = {key: event[key] for key in ("ts", "dur") if key in event}
     args = {key: value for key, value in event.get("args", {}).items() if key not in UNREAD}
+    for key in INPUTS:
+        if key in args and not is_asked(event["name"]):
+            del args[key]
+    if "Concrete Inputs" in args:
+        values = map(concrete_value, args["Concrete Inputs"])
+        args["Concrete Inputs"] = ["" if value is None else str(value) for value in values]
     rest = {key: value for key, value in event.items() if key not in ("ts", "dur", "args")}
     lines = [json.dumps(part)[1:-1] for part in (rest, times) if part]
     if args:

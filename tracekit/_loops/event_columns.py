@@ -38,3 +38,5 @@ class EventColumn(IntEnum):
     GROUP_RANKS = 27
     DTYPE = 28
     DTYPES = 29
+    CONCRETE = 30  # values of inputs that are no tensors
+    STRIDES = 31

@@ -54,9 +54,9 @@ cdef extern from *:
 
 # These stand in json_scanner.py too, for the case that it is not compiled.
 cdef enum:
-    _WIDTH = 30
+    _WIDTH = 32
     _FIRST_TEXT = 21
-    _TEXT_COLUMNS = 9
+    _TEXT_COLUMNS = 11
     _ID = 0
     _TS = 1
     _DUR = 2
@@ -65,11 +65,12 @@ cdef enum:
     _EVENT = 20
     _NAME = 21
     _CAT = 22
-    _PHASE = 30
-    _ARGS = 31
-    _IGNORED = 32
-    _NO_TARGET = 33
-    _CLOSED = 34
+    _CONCRETE = 30
+    _PHASE = 32
+    _ARGS = 33
+    _IGNORED = 34
+    _NO_TARGET = 35
+    _CLOSED = 36
     _EVENT_LEVEL = 0
     _ARGS_LEVEL = 1
     _MEMORY_LEVEL = 2
@@ -82,12 +83,13 @@ cdef enum:
     _MEMORY = 1
     _STREAM = 2
     _MODULE_CALL = 3
+    _TORCH = 4
     _CUT = -1
     _BROKEN = -2
     _LONGEST_KEY = 32
     _UNKNOWN_PHASE = 1
-    _CONTEXTS = 34
-    _START_CONTEXT = 102
+    _CONTEXTS = 36
+    _START_CONTEXT = 108
     _GAPS_PER_CONTEXT = 4
     _SHORTEST_GAP = 8
     _LONGEST_GAP = 64
@@ -108,6 +110,7 @@ cdef class Scanner:
     cdef unsigned long long[:, ::1] gaps
 
     cdef unsigned long long seed, second_seed
+    cdef long long unasked_end
 
     # The dictionary. The text of code k is heap[starts[k]:starts[k + 1]]; slots is a hash table with open addressing, whose
     # entries hold the upper half of the hash and the code plus one.
@@ -156,6 +159,7 @@ cdef class Scanner:
     cdef Py_ssize_t _list_end(self, Py_ssize_t i) except -3 nogil
     cdef int _keep_event(self, Py_ssize_t i) except -3 nogil
     cdef int _append_row(self, bint has_time) except -3 nogil
+    cdef bint _is_asked(self, long long code, Py_ssize_t first, Py_ssize_t last) except -3 nogil
     cdef int _keep_memory(self, Py_ssize_t i) except -3 nogil
     cdef int _flush_tile(self) except -3 nogil
     cdef Py_ssize_t _read_event(self, Py_ssize_t start, int args_level) except -3 nogil

@@ -66,9 +66,9 @@ _SECOND_SEED = secrets.randbits(64)
 """Random numbers of this process. They decide where texts lie in the hash table, so that no file
 can be made whose texts all lie in one place; what is read does not depend on them."""
 
-FIXED_TEXTS = ("python_function", "[memory]", "stream ", "nn.Module: ")
+FIXED_TEXTS = ("python_function", "[memory]", "stream ", "nn.Module: ", "torch::")
 """Texts that the scanner compares with. The caller adds them to the dictionary first: their codes
-are 0, 1, 2 and 3."""
+are 0 to 4."""
 
 GAP_ROWS = 4 * (len(Level) * (len(EventColumn) + len(Target)) + 1)
 """Rows of the table of gaps: a few for each context, see ``Scanner._find_gap``."""
@@ -81,13 +81,13 @@ if not cython.compiled:
     _WIDTH, _FIRST_TEXT = len(EventColumn), EventColumn.NAME.value
     _TEXT_COLUMNS = _WIDTH - _FIRST_TEXT
     _ID, _TS, _DUR, _TID, _BYTES = 0, 1, 2, 4, 11
-    _EVENT, _NAME, _CAT = 20, 21, 22
+    _EVENT, _NAME, _CAT, _CONCRETE = 20, 21, 22, 30
     _PHASE, _ARGS, _IGNORED, _NO_TARGET, _CLOSED = range(
         len(EventColumn), len(EventColumn) + 5
     )  # _CLOSED: no key, the event ends
     _EVENT_LEVEL, _ARGS_LEVEL, _MEMORY_LEVEL = range(3)
     _MORE, _END, _PARTIAL, _ROWS_FULL, _TEXT_FULL = range(5)
-    _PYTHON_FUNCTION, _MEMORY, _STREAM, _MODULE_CALL = range(4)  # codes of FIXED_TEXTS
+    _PYTHON_FUNCTION, _MEMORY, _STREAM, _MODULE_CALL, _TORCH = range(5)  # codes of FIXED_TEXTS
     # Results of methods that return an index: the buffer ends first; the text is not JSON
     # (``broken_at`` says where).
     _CUT, _BROKEN = -1, -2
@@ -131,6 +131,8 @@ class Scanner:
         phases: Number of events that were not kept by the byte of their phase. 0 counts events
             without a phase, 1 those whose phase is not one letter.
         gaps: Texts between two values, ``[GAP_ROWS, GAP_FIELDS]``, see ``_find_gap``.
+        unasked: Number of texts behind the keys in the dictionary, which the caller adds next: operators whose
+            concrete inputs and strides are not kept.
 
     """
 
@@ -143,6 +145,7 @@ class Scanner:
         memory_rows: cython.longlong[:, ::1],
         phases: cython.longlong[::1],
         gaps: cython.ulonglong[:, ::1],
+        unasked: cython.longlong = 0,
     ) -> None:
         self.seed = _SEED
         self.second_seed = _SECOND_SEED
@@ -153,6 +156,7 @@ class Scanner:
         self.memory_rows = memory_rows
         self.phases = phases
         self.gaps = gaps
+        self.unasked_end = targets.shape[1] + unasked
         self.text_count = 0
         self.position = 0
         self.tile_rows = 0
@@ -457,6 +461,7 @@ class Scanner:
         row: cython.Py_ssize_t = self.tile_rows
         column: cython.int
         text_bytes: cython.longlong = 0
+        name_first: cython.longlong = _NULL
         for column in range(_FIRST_TEXT, _WIDTH):
             if self.tile[row, column] != _NULL:
                 text_bytes += self._text_end(column) - self.tile[row, column]
@@ -466,10 +471,16 @@ class Scanner:
         ):
             return _TEXT_FULL
         for column in range(_FIRST_TEXT, _WIDTH):
-            if self.tile[row, column] != _NULL:
-                self.tile[row, column] = self._intern(
-                    self.tile[row, column], self._text_end(column)
-                )
+            if self.tile[row, column] == _NULL:
+                continue
+            if column == _NAME:
+                name_first = self.tile[row, column]
+            if column >= _CONCRETE and not self._is_asked(
+                self.tile[row, _NAME], name_first, self._text_end(_NAME)
+            ):
+                self.tile[row, column] = _NULL
+                continue
+            self.tile[row, column] = self._intern(self.tile[row, column], self._text_end(column))
         self.tile[row, _ID] = self.complete
         self.tile[row, _EVENT] = self.events
         if has_time:
@@ -481,6 +492,25 @@ class Scanner:
         if self.tile_rows == self.tile.shape[0]:
             self._flush_tile()
         return _MORE
+
+    def _is_asked(
+        self, code: cython.longlong, first: cython.Py_ssize_t, last: cython.Py_ssize_t
+    ) -> cython.bint:
+        """Return whether concrete inputs and strides are kept of events whose name is ``buffer[first:last]``.
+
+        They are of operators, whose names have a namespace, but not of those that the caller listed:
+        nobody asks what a view was given, and views are most of all operators.
+        """
+        colon: cython.Py_ssize_t = first
+        if code == _NULL or self.targets.shape[1] <= code < self.unasked_end:
+            return False
+        if last - first > 7 and self._equals(first, first + 7, _TORCH):
+            return False
+        while colon < last - 1:
+            if self.buffer[colon] == ord(":") and self.buffer[colon + 1] == ord(":"):
+                return True
+            colon += 1
+        return False
 
     def _keep_memory(self, i: cython.Py_ssize_t) -> cython.int:
         """Read the allocator's event at *i* again for its own arguments.

@@ -67,7 +67,6 @@ class Trait(IntEnum):
     MEMORY_KIND = 2
     SYNC_KIND = 3
     PYTHON_ID = 4
-    INPUTS = 5
 
 
 class PacketLevel(IntEnum):
@@ -99,7 +98,7 @@ STATE_COLUMNS = 3
 _NULL = cython.declare(cython.longlong, NULL)
 _WIDTH = cython.declare(cython.Py_ssize_t, WIDTH)
 _FIRST_TEXT = cython.declare(cython.int, EventColumn.NAME.value)
-_LAST_TEXT = cython.declare(cython.int, EventColumn.DTYPES.value)
+_LAST_TEXT = cython.declare(cython.int, EventColumn.STRIDES.value)
 _FIRST_EXTRA_TEXT = cython.declare(cython.int, PacketColumn.COPY_KIND.value)
 _FIRST_TRAIT = cython.declare(cython.int, FIRST_TRAIT)
 _NO_TARGET = cython.declare(cython.int, NO_TARGET)

@@ -596,8 +596,10 @@ def _ops_by_external_id(gpu: GpuEvents, ranges: Ranges, lost: Bools) -> Ints:
 
 
 def launching_op_columns(ranges: Ranges, launches: Launches) -> list[pl.Series]:
-    """Return the id, input shapes and input types of the op that launched each GPU event."""
+    """Return the id and the recorded inputs of the op that launched each GPU event."""
     rows = pl.Series("row", take_or_missing(ranges.rows, launches.op))
     row_or_null = pl.when(pl.lit(rows) >= 0).then(pl.lit(rows))
-    columns = ranges.source.frame.select(pl.col("id", "shapes", "dtypes").gather(row_or_null))
+    columns = ranges.source.frame.select(
+        pl.col("id", "shapes", "dtypes", "concrete", "strides").gather(row_or_null)
+    )
     return columns.rename({"id": "op_id"}).get_columns()

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tracekit.parsers.kineto.inputs import concrete_value, is_asked
 from tracekit.redact import fields
 from tracekit.redact.fields import NumberText, is_number, is_version
 from tracekit.redact.names import NameRedactor
@@ -40,7 +41,7 @@ class EventRedactor:
         redacted: dict[str, Any] = {}
         for key, value in event.items():
             if key == "args":
-                redacted[key] = self._arguments(value)
+                redacted[key] = self._arguments(value, event.get("name"))
             elif key == "name":
                 redacted[key] = value if is_allocator else self._name(value, kind)
             elif key == "cat":
@@ -77,7 +78,7 @@ class EventRedactor:
             return self._names.redact_kept(name)
         return self._names.redact(name)
 
-    def _arguments(self, arguments: Any) -> dict[str, Any]:
+    def _arguments(self, arguments: Any, name: Any) -> dict[str, Any]:
         if not isinstance(arguments, Mapping):
             return {}
         redacted: dict[str, Any] = {}
@@ -87,11 +88,25 @@ class EventRedactor:
                 redacted[key] = value
             elif key in fields.ARGUMENT_TEXTS:
                 redacted[key] = self._words(value)
+            elif key in fields.INPUT_VALUES and _is_text(name) and is_asked(name):
+                redacted[key] = self._input_values(value)
             elif "arguments" in self._keep or ("frames" in self._keep and is_stack):
                 redacted[self._names.redact_kept(key)] = self._kept(value)
             else:
                 self.dropped["stacks" if is_stack else "arguments"] += 1
         return redacted
+
+    def _input_values(self, values: Any) -> list[str]:
+        """Return the inputs that are numbers, booleans or short lists of them, as text; "" for others."""
+        if not isinstance(values, list):
+            return []
+        kept = []
+        for value in values:
+            number = concrete_value(value)
+            text = "" if number is None else str(number)
+            is_user_word = any(map(self._names.is_user_word, _NUMBERS_IN_TEXT.findall(text)))
+            kept.append("" if is_user_word else text)
+        return kept
 
     def _keeps_number(self, key: str, value: Any, limits: Mapping[str, int]) -> bool:
         return (

@@ -32,6 +32,7 @@ EVENT_NUMBERS = frozenset(("pid", "tid", "ts", "dur", "id"))
 EVENT_IDS = frozenset(("pid", "tid", "id"))
 """Those of them that are numbers of something, of which 32 bits hold all that there can be."""
 ARGUMENT_TEXTS = frozenset(_KINETO_KEYS["argument_texts"])
+INPUT_VALUES = frozenset(_KINETO_KEYS["input_values"])
 GROUP_TEXTS = frozenset(_KINETO_KEYS["group_texts"])
 HEADER_VERSIONS = frozenset(_KINETO_KEYS["header_versions"])
 FRACTIONS = frozenset(_KINETO_KEYS["fractions"])

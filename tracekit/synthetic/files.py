@@ -80,6 +80,11 @@ def _event(row: dict[str, Any]) -> dict[str, Any]:
     args |= {key: row[name] for name, key in names.items() if row[name] is not None}
     if row["shapes"]:
         args["Input Dims"] = json.loads(row["shapes"])
+    if row["strides"]:
+        args["Input Strides"] = json.loads(row["strides"])
+    if row["concrete"]:
+        values = json.loads(row["concrete"])
+        args["Concrete Inputs"] = ["" if value is None else str(value) for value in values]
     if row["peer"] is not None:
         args["Dst Rank" if row["collective"] == "send" else "Src Rank"] = row["peer"]
     if row["bytes"] is not None and row["kind"] == "memcpy":

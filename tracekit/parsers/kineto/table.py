@@ -13,6 +13,7 @@ from tracekit._loops.event_columns import EventColumn
 from tracekit._loops.json_scanner import NULL
 from tracekit._util.arrays import Ints, find_sorted, take_or_missing
 from tracekit._util.columns import sparse, with_nulls
+from tracekit.parsers.kineto.inputs import keep_concrete_inputs, keep_strides
 from tracekit.parsers.kineto.texts import DAMAGE, compact_json, decode_string, remove_blanks
 from tracekit.parsers.kineto.vocabulary import CATEGORIES, ITEM_BYTES, MEMORY_COLUMNS
 from tracekit.parsers.kineto.worker import ScannedPart
@@ -37,6 +38,11 @@ JSON_TEXTS: dict[str, tuple[EventColumn, Callable[[bytes], str]]] = {
     "dtypes": (EventColumn.DTYPES, compact_json),
 }
 """Columns of ``schema.EVENTS`` that are JSON as text, and how the file's JSON is shortened."""
+INPUT_TEXTS: dict[str, tuple[EventColumn, Callable[[str], str | None]]] = {
+    "concrete": (EventColumn.CONCRETE, keep_concrete_inputs),
+    "strides": (EventColumn.STRIDES, keep_strides),
+}
+"""Columns of ``schema.EVENTS`` that are JSON as text, and what of the file's JSON is kept."""
 NUMBERS = {
     "correlation": EventColumn.CORRELATION,
     "external_id": EventColumn.EXTERNAL,
@@ -192,6 +198,8 @@ class TableBuilder:
             columns[name] = self._look_up(column, self._decode, self._shorten)
         for name, (column, shorten) in JSON_TEXTS.items():
             columns[name] = self._look_up(column, shorten)
+        for name, (column, keep) in INPUT_TEXTS.items():
+            columns[name] = self._look_up(column, remove_blanks, keep)
         columns["bytes"], columns["received"] = self._bytes()
         columns["group"] = _fill_groups(
             columns["group"], self._series(self._take(EventColumn.GROUP_ID))

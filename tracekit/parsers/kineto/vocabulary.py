@@ -16,6 +16,8 @@ KEYS: dict[Level, dict[str, EventColumn | Target]] = {
     for level, names_of_keys in _VOCABULARY["keys"].items()
 }
 """Keys that the scanner looks for, and the column each fills."""
+UNASKED_OPERATORS: tuple[str, ...] = tuple(_VOCABULARY["inputs"]["unasked"])
+"""Operators whose concrete inputs and strides are not kept."""
 MEMORY_COLUMNS = {
     name: EventColumn[column] for name, column in _VOCABULARY["memory_columns"].items()
 }

@@ -21,7 +21,7 @@ from tracekit._loops.json_scanner import (
     Target,
 )
 from tracekit._util.arrays import Ints
-from tracekit.parsers.kineto.vocabulary import KEYS, MEMORY_COLUMNS
+from tracekit.parsers.kineto.vocabulary import KEYS, MEMORY_COLUMNS, UNASKED_OPERATORS
 
 ROWS_PER_CHUNK = 1 << 14
 ROWS_PER_TILE = 1 << 8
@@ -105,12 +105,16 @@ class Worker:
             self._memory_rows.data,
             self._phases.data,
             np.zeros((GAP_ROWS, GAP_FIELDS), np.uint64).data,
+            len(UNASKED_OPERATORS),
         )
         self._starts = np.zeros(1, np.int64)
         self._heap = np.empty(0, np.uint8)
-        self._resize_dictionary(len(keys) + FIRST_TEXTS, sum(map(len, keys)) + FIRST_TEXT_BYTES)
-        for key in keys:
-            self._scanner.add_text(memoryview(key.encode()))
+        first_texts = (*keys, *UNASKED_OPERATORS)
+        self._resize_dictionary(
+            len(first_texts) + FIRST_TEXTS, sum(map(len, first_texts)) + FIRST_TEXT_BYTES
+        )
+        for text in first_texts:
+            self._scanner.add_text(memoryview(text.encode()))
 
     def scan(self, buffer: memoryview, start: int, end: int, *, is_last: bool) -> ScannedPart:
         """Scan ``buffer[start:end]`` (see ``Scanner.scan``)."""

@@ -8,6 +8,7 @@ import polars as pl
 
 from tracekit._loops import warn_if_uncompiled
 from tracekit.errors import InputError, Notice, NoticeValue
+from tracekit.parsers.kineto.inputs import is_asked
 from tracekit.parsers.kineto.reader import count_kinds, process_id, refuse_several_processes
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.kineto.table import EventTable, TableBuilder, build_memory
@@ -58,7 +59,7 @@ def read(
         )
         refuse_several_processes(stream.name, table.events)
         memory = build_memory([rows.part], rank=number, base_ns=base_ns)
-        events = assign_steps(table.events)
+        events = assign_steps(_drop_unasked_inputs(table.events))
         notices = _notices(stream, packets, state, rows, table)
         damage = [notice for notice in notices if notice.code in _PERFETTO_DAMAGE_CODES]
         if damage and not lenient:
@@ -91,6 +92,14 @@ def _rank(name: str, option: int | None) -> tuple[int, str]:
     if (rank := rank_in_name(name.rpartition("/")[2])) is not None:
         return rank, "name"
     return (0, "only file") if option is None else (option, "option")
+
+
+def _drop_unasked_inputs(events: pl.DataFrame) -> pl.DataFrame:
+    """Return events without the concrete inputs and strides of operators that nobody asks about."""
+    names = events.filter(pl.col("concrete").is_not_null() | pl.col("strides").is_not_null())
+    asked = [name for name in names["name"].unique().drop_nulls().to_list() if is_asked(name)]
+    is_kept = pl.col("name").cast(pl.String).is_in(asked)
+    return events.with_columns(pl.when(is_kept).then(pl.col("concrete", "strides")))
 
 
 def _record_shapes(events: pl.DataFrame) -> bool | None:

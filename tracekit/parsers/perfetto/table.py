@@ -365,7 +365,8 @@ class RowResolver:
         is_operator = (
             has_value(EventColumn.SEQUENCE)
             | has_value(EventColumn.SHAPES)
-            | has_trait(Trait.INPUTS)
+            | has_value(EventColumn.CONCRETE)
+            | has_value(EventColumn.STRIDES)
         )
         cases = (  # the first that holds decides
             (has_trait(Trait.SYNC_KIND), b"cuda_sync"),
