@@ -99,15 +99,17 @@ def test_the_readmes_training_loop_records_the_steps_it_names(torch, tmp_path, m
     (loop,) = re.findall(r"```py\n(.*?)```", readme, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     trained = []
-    names = {"tracekit": tracekit, "loader": range(13), "train": trained.append}
+    names = {"tracekit": tracekit, "loader": range(15), "train": trained.append}
     exec(loop, names)
     names["recorder"].wait()  # for the answer, which another process prints
-    assert trained == list(range(13))
+    assert trained == list(range(15))
     [made] = FakeProfile.made
     assert made.step_num == 10 - WARM_UP_STEPS
-    assert made.steps == WARM_UP_STEPS + 3  # steps 10, 11 and 12
+    assert made.steps == WARM_UP_STEPS + 5  # steps 10 to 14
     assert (tmp_path / "traces/rank0.pt.trace.json.gz").exists()
-    assert "tracekit: Time: A step takes" in capfd.readouterr().err
+    log = capfd.readouterr().err
+    assert "tracekit: Time: A step takes" in log
+    assert "Warning" not in log
 
 
 def test_recording_from_the_first_step_has_no_warm_up_to_give(torch, tmp_path):
@@ -141,6 +143,35 @@ def test_with_too_few_steps_before_it_the_free_step_is_not_known(torch, tmp_path
         for _ in range(8):
             recorder.step()
     assert FakeProfile.made[0].metadata == {}
+
+
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        (0, "recorded nothing: recorder.step() was never called; call it after each training step"),
+        (4, "recorded nothing: the loop ended after 4 steps, before step 6 was done"),
+        (6, "recorded nothing: the loop ended after 6 steps, before step 6 was done"),
+        (7, "recorded 1 of 2 steps: the loop ended first"),
+        (8, "recorded 2 steps in"),
+        (20, "recorded 2 steps in"),
+    ],
+)
+def test_what_was_recorded_is_said_once_also_if_it_is_less_than_asked_for(
+    torch, tmp_path, capsys, calls, said
+):
+    with profiler(tmp_path / "t", steps=(6, 2), answer=False) as recorder:
+        for _ in range(calls):
+            recorder.step()
+    log = capsys.readouterr().err.splitlines()
+    lines = [line for line in log if line.startswith("tracekit: recorded")]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"tracekit: {said}")
+
+
+@pytest.mark.parametrize("steps", [10, "ab", (1,), (1, 2, 3), (1.5, 2), (True, 2), (-1, 2), (3, 0)])
+def test_steps_that_are_no_first_step_and_count_are_one_line(tmp_path, steps):
+    with pytest.raises(OptionError, match="give the first step and how many"):
+        profiler(tmp_path / "t", steps=steps, rank=0, world_size=1)
 
 
 def test_an_exception_in_training_still_leaves_a_file(torch, tmp_path):

@@ -1,6 +1,6 @@
 """Recording inside the training loop: one trace per rank, and the answer in the log.
 
-    with tracekit.profiler("traces", steps=(10, 3)) as recorder:
+    with tracekit.profiler("traces", steps=(10, 5)) as recorder:
         for batch in data:
             train(batch)
             recorder.step()

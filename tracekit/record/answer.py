@@ -1,7 +1,7 @@
 """The answer to a recording, computed in a process of its own at the lowest priority.
 
 In the training's own process it would compete with the loop that launches kernels. The process
-prints the answer as JSON; ``python -m tracekit.record.answer FILE…`` is what ``analyse_apart``
+prints the answer as JSON; ``python -m tracekit.record FILE…`` is what ``analyse_apart``
 starts.
 
 For ranks without a shared folder, each rank measures its own trace and rank 0 gathers the tables.
@@ -21,9 +21,6 @@ from tracekit.errors import TracekitError
 from tracekit.record.process_info import import_torch
 from tracekit.run.measure import Options
 from tracekit.store.sources import find
-
-LOWEST_PRIORITY = 19
-"""Increment of niceness: the process runs when the processor has nothing else to do."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -63,25 +60,12 @@ def analyse_apart(files: Sequence[Path]) -> Answer:
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "POLARS_MAX_THREADS": "1",
     }
-    command = [sys.executable, "-P", "-m", "tracekit.record.answer", *map(str, files)]
+    command = [sys.executable, "-P", "-m", "tracekit.record", *map(str, files)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
     answer = msgspec.json.decode(done.stdout, type=Answer)
     if answer.error is not None:
         raise TracekitError(answer.error)
     return answer
-
-
-def main(files: Sequence[str]) -> None:
-    """Analyse *files* and print the answer as JSON."""
-    from tracekit.run.analyze import analyze
-
-    if hasattr(os, "nice"):
-        os.nice(LOWEST_PRIORITY)
-    try:
-        answer = answer_of(analyze(list(files), timeline=False, workers=1))
-    except TracekitError as error:
-        answer = Answer(error=str(error))
-    sys.stdout.buffer.write(msgspec.json.encode(answer))
 
 
 def gather_tables(trace: Path | None) -> list[RankTables]:
@@ -98,7 +82,3 @@ def gather_tables(trace: Path | None) -> list[RankTables]:
         tables = [None] * distributed.get_world_size()
     distributed.gather_object(own, tables, dst=0)
     return [gathered for gathered in tables or () if gathered is not None]
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

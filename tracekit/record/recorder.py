@@ -13,7 +13,7 @@ import importlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracekit._util.text import counted
@@ -33,6 +33,9 @@ MIN_TIMED_STEPS = 3
 MAX_TIMED_STEPS = 10
 """Steps that are timed, the last ones before the profiler starts, and at most half of those: the
 first steps of a training are slow."""
+
+DEFAULT_STEPS = (10, 5)
+"""First step that is recorded, and how many: five are enough to compare two runs (``diff``, ``gate``)."""
 
 _running: list[object] = []  # PyTorch has one profiler per process
 
@@ -61,6 +64,7 @@ class Recorder:
         self._timing_from = begin - self._timed_steps
         self._timing_began_s: float | None = None
         self._free_step_ns: int | None = None
+        self._has_ended = False
 
     def __enter__(self) -> Recorder:
         if _running:
@@ -74,7 +78,8 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         _running.clear()
-        self._finish()  # also after an exception in training, so that the recorded steps are written
+        if not self._has_ended:
+            self._finish()  # also after an exception in training, so that the recorded steps are written
 
     def step(self) -> None:
         """Mark the end of a training step.
@@ -82,6 +87,8 @@ class Recorder:
         Outside the recorded and the timed steps this only counts.
         """
         self._step += 1
+        if self._has_ended:
+            return
         if self._profile is None:
             if self._timed_steps and self._step == self._timing_from:
                 self._timing_began_s = _time_when_gpu_is_done()
@@ -112,7 +119,7 @@ class Recorder:
             )
 
     def _begin_if_due(self) -> None:
-        if self._step == max(0, self._first - WARM_UP_STEPS):
+        if self._profile is None and self._step == max(0, self._first - WARM_UP_STEPS):
             if self._timing_began_s is not None:
                 elapsed_s = _time_when_gpu_is_done() - self._timing_began_s
                 self._free_step_ns = round(elapsed_s / self._timed_steps * 1e9)
@@ -142,20 +149,32 @@ class Recorder:
         self._profile.start()
 
     def _finish(self) -> None:
-        profile = self._profile
-        self._profile = None
-        if profile is None:
+        """End the recording, and say what was recorded: also if that is less than was asked for."""
+        self._has_ended = True
+        process = self._handler.process
+        if self._profile is not None:
+            elapsed_s = time.perf_counter() - self._started_s
+            try:
+                self._profile.stop()
+            except Exception as error:  # training must go on, whatever fails here
+                log_line(process, f"recording failed: {type(error).__name__}: {error}")
+                return
+        recorded = max(0, min(self._step - self._first, self._count))
+        if not recorded:
+            log_line(process, f"recorded nothing: {self._why_nothing()}")
             return
-        elapsed_s = time.perf_counter() - self._started_s
-        try:
-            profile.stop()
-        except Exception as error:  # training must go on, whatever fails here
-            log_line(self._handler.process, f"recording failed: {type(error).__name__}: {error}")
+        steps = counted(self._count, "step")
+        if recorded < self._count:
+            log_line(process, f"recorded {recorded} of {steps}: the loop ended first")
             return
-        log_line(
-            self._handler.process,
-            f"recorded {counted(self._count, 'step')} in {elapsed_s:.1f} s, profiling included",
-        )
+        log_line(process, f"recorded {steps} in {elapsed_s:.1f} s, profiling included")
+
+    def _why_nothing(self) -> str:
+        """Return why no step was recorded, and what to do."""
+        if not self._step:
+            return "recorder.step() was never called; call it after each training step"
+        steps = counted(self._step, "step")
+        return f"the loop ended after {steps}, before step {self._first} was done; record earlier: steps=(first, count)"
 
 
 def _time_when_gpu_is_done() -> float:
@@ -172,7 +191,7 @@ def _time_when_gpu_is_done() -> float:
 def profiler(
     folder: str | os.PathLike[str],
     *,
-    steps: tuple[int, int] = (10, 3),
+    steps: tuple[int, int] = DEFAULT_STEPS,
     shapes: bool = True,
     stacks: bool = False,
     memory: bool = False,
@@ -202,10 +221,7 @@ def profiler(
     Traceback (most recent call last):
     tracekit.errors.OptionError: steps=(10, 0): there is nothing to record (give the first step and how many, ...)
     """
-    first, count = steps
-    if first < 0 or count < 1:
-        problem = f"steps={steps}: there is nothing to record"
-        raise OptionError(problem, hint="give the first step and how many, (10, 3)")
+    _check_steps(steps)
     process = find_process_info(folder, rank=rank, world_size=world_size)
     if process.file.exists():
         problem = f"{process.file} is there already ({size(process.file.stat().st_size)})"
@@ -213,6 +229,18 @@ def profiler(
     describe_groups(groups or {})
     handler = Handler(process, answer=answer, log=log, most_bytes=most_mb * 1_000_000)
     return Recorder(handler, steps=steps, shapes=shapes, stacks=stacks, memory=memory)
+
+
+def _check_steps(steps: Any) -> None:
+    """Raise OptionError unless *steps* are the first step and the number of steps."""
+    is_pair = isinstance(steps, Sequence) and len(steps) == 2
+    if not is_pair or any(type(number) is not int for number in steps):
+        problem = f"steps={steps!r}: two whole numbers are needed"
+    elif steps[0] < 0 or steps[1] < 1:
+        problem = f"steps={steps}: there is nothing to record"
+    else:
+        return
+    raise OptionError(problem, hint=f"give the first step and how many, {DEFAULT_STEPS}")
 
 
 class _TrainingRecorder:
@@ -246,7 +274,7 @@ def transformers_callback(folder: str | os.PathLike[str], **options: Any) -> Any
     A step is an optimizer step.
 
     >>> try:
-    ...     callback = transformers_callback("traces", steps=(10, 3))
+    ...     callback = transformers_callback("traces", steps=(10, 5))
     ... except OptionError as error:  # where it is not installed
     ...     assert "transformers" in str(error)
     """
@@ -266,7 +294,7 @@ def lightning_callback(folder: str | os.PathLike[str], **options: Any) -> Any:
     A step is a training batch.
 
     >>> try:
-    ...     callback = lightning_callback("traces", steps=(10, 3))
+    ...     callback = lightning_callback("traces", steps=(10, 5))
     ... except OptionError as error:  # where it is not installed
     ...     assert "lightning" in str(error)
     """
