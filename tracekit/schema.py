@@ -392,6 +392,8 @@ class Source(msgspec.Struct, frozen=True):
     pid: int | None = None
     # Added to the file's own times, for ns since 1970; None: not known.
     clock_base_ns: int | None = None
+    # Of the times and streams of its GPU events: equal only for copies of a file; None: too few.
+    times_digest: str | None = None
 
 
 def has_stacks(source: Source) -> bool:

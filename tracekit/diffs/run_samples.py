@@ -33,6 +33,7 @@ DAMAGE_NOTICES = frozenset(
         "bad-events",
         "bad-text",
         "bad-values",
+        "copied-ranks",
         "damaged-rows",
         "damaged-table",
         "gpu-events-lost",

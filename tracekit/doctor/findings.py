@@ -18,6 +18,7 @@ from tracekit.findings.recorded import absent_ranks, lacks_groups
 from tracekit.metrics.peaks import find_gpu
 from tracekit.report.notices import notice_sentence
 from tracekit.schema import PYTORCH_READERS, Source, has_stacks
+from tracekit.store.sources import copied_ranks_notices
 
 MIN_LAUNCHED_SHARE = 0.8
 """Share of GPU events whose launch must be recorded for answers that need launches."""
@@ -155,6 +156,9 @@ def find_problems(
     findings = list(_unreadable_files(unreadable))
     if ranks is None:
         findings += _missing_ranks(facts)
+    copies = copied_ranks_notices([fact.source for fact in facts])
+    for notice in copies:
+        findings += _from_notices([(rank, notice) for rank in notice.ranks])
     findings += _from_notices(read)
     # Launches without their GPU work have numbers of their own on every rank.
     reader = facts[0].source.reader if facts else ""

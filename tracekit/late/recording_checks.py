@@ -29,7 +29,7 @@ def without_contradictions(
 ) -> tuple[list[RankCollectives], list[Notice]]:
     """Return the dumps or logs of one recorder without what contradicts, and notices about it."""
     unique_parts, repeated = _without_repetitions(parts)
-    originals, copied = _without_copies(unique_parts)
+    originals, copied = without_copies(unique_parts)
     agreeing, disagreeing = _without_disagreements(originals)
     return agreeing, [*repeated, *copied, *disagreeing]
 
@@ -54,17 +54,17 @@ def _without_repetitions(
     return unique_parts, notices
 
 
-def _without_copies(parts: Sequence[RankCollectives]) -> tuple[list[RankCollectives], list[Notice]]:
-    """Leave out dumps of ranks that called everything in the same nanoseconds: which file is the true one is unknown.
+def without_copies(parts: Sequence[RankCollectives]) -> tuple[list[RankCollectives], list[Notice]]:
+    """Leave out dumps and traces of ranks that called everything in the same nanoseconds.
+
+    Which of the files is the true one is unknown.
 
     Logs name their process in every line, so that a copy is found by it.
     """
     by_times: dict[tuple[int, ...], list[RankCollectives]] = defaultdict(list)
     for part in parts:
         times = part.collectives["enqueued_ns"].drop_nulls()
-        may_be_copy = (
-            part.source.recorder == "flight_recorder" and len(times) >= MIN_TIMES_OF_A_COPY
-        )
+        may_be_copy = part.source.recorder != "nccl_inspector" and len(times) >= MIN_TIMES_OF_A_COPY
         key = tuple(times.to_list()) if may_be_copy else (id(part),)
         by_times[key].append(part)
     notices = []

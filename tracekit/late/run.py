@@ -9,6 +9,7 @@ from tracekit.errors import Notice
 from tracekit.late.find_recordings import find_recordings
 from tracekit.late.measure import measure_whole_run
 from tracekit.late.profiled import collectives_of_events, collectives_of_operations
+from tracekit.late.recording_checks import without_copies
 from tracekit.late.result import WholeRun
 from tracekit.parsers.one_run import check_single_run
 from tracekit.parsers.source_refs import SourceRef
@@ -49,7 +50,8 @@ def read_traces(
     for result in results:
         if result.error is None:
             parts += result.unwrap()
-    return parts, notices
+    originals, copy_notices = without_copies(parts)
+    return originals, (*notices, *copy_notices)
 
 
 def _read_trace(ref: SourceRef) -> list[RankCollectives]:

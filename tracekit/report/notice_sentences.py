@@ -477,6 +477,14 @@ def recorder_copied(files: Sequence[str]) -> str:
     )
 
 
+@sentence("copied-ranks")
+def copied_ranks(files: Sequence[str]) -> str:
+    return (
+        f"{joined(files)} have the same times to the nanosecond: they are copies of one rank's file. "
+        "Which rank's is unknown, and none of them is analysed"
+    )
+
+
 @sentence("recorder-disagrees")
 def recorder_disagrees(operations: int, of: int) -> str:
     return (

@@ -433,7 +433,9 @@ def _measure_trace(trace: Trace, options: Options) -> _MeasuredRanks:
         tables = options.measure(part, frames=options.frames_of(part))
         ranks.append((part.source.role, tables))
     return _MeasuredRanks(
-        ranks=ranks, paths=[part.source.path for part in parts], notices=trace.notices
+        ranks=_without_copies(ranks, trace.notices),
+        paths=[part.source.path for part in parts],
+        notices=trace.notices,
     )
 
 
@@ -461,7 +463,21 @@ def _check_results(
     run_notices = driver.check_run(
         spans, ranks=ranks, failed=bool(failures), strict=strict, named=named
     )
-    return measured, (*failures, *run_notices)
+    return _without_copies(measured, run_notices), (*failures, *run_notices)
+
+
+def _without_copies(ranks: Sequence[MeasuredRank], notices: Sequence[Notice]) -> list[MeasuredRank]:
+    """Return the ranks without those that a notice calls copies of each other; raise if none is left."""
+    copied_files: set[object] = set()
+    for notice in notices:
+        if notice.code == "copied-ranks":
+            copied_files.update(notice.values["files"])  # type: ignore[arg-type]
+    originals = [rank for rank in ranks if rank[1].source.path not in copied_files]
+    if ranks and not originals:
+        first = next(notice for notice in notices if notice.code == "copied-ranks")
+        hint = "name the file that each rank's profiler wrote"
+        raise InputError("no rank is left", hint=hint, notice=first)
+    return originals
 
 
 def _checked_rules(rules: str | Path | RuleBook | None) -> Path | RuleBook | None:

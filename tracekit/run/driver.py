@@ -27,6 +27,7 @@ from tracekit.store.sources import (
     Paths,
     check_one_run,
     check_strict,
+    copied_ranks_notices,
     missing_notice,
 )
 
@@ -186,7 +187,7 @@ def check_run(
     strict: bool = False,
     named: bool = False,
 ) -> tuple[Notice, ...]:
-    """Return the notices of the sources and about missing ranks.
+    """Return the notices of the sources, of ranks that are copies of each other, and of missing ones.
 
     Raise if the ranks are of different runs.
 
@@ -204,9 +205,10 @@ def check_run(
     missing: list[Notice] = []
     for role, of_role in by_role.items() if ranks is None else ():
         missing += missing_notice([source for source, _, _ in of_role], role=role)
+    of_run = (*copied_ranks_notices(sources), *missing)
     if strict:
-        check_strict(missing)
-    return (*merge_notices((source.rank, source.notices) for source in sources), *missing)
+        check_strict(of_run)
+    return (*merge_notices((source.rank, source.notices) for source in sources), *of_run)
 
 
 def check_same_run(spans: Sequence[Span], *, named: bool = False) -> None:

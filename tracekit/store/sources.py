@@ -1,5 +1,6 @@
 """Sources of a run: discovery before reading, reading, reports of failures, and checks that they belong to one run."""
 
+import hashlib
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from tracekit.parsers.file_type import MEMORY_SNAPSHOT
 from tracekit.parsers.one_run import check_single_run
 from tracekit.parsers.rank_numbers import missing_ranks
 from tracekit.parsers.source_refs import SourceRef
-from tracekit.schema import EVENTS, PYTORCH_READERS, GraphCapture, RankEvents, Source
+from tracekit.schema import EVENTS, GPU_KINDS, PYTORCH_READERS, GraphCapture, RankEvents, Source
 from tracekit.store.files import holds_recordings, open_single_store, open_store
 
 PathList = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -169,6 +170,40 @@ def _check_gaps(spans: list[tuple[int, int, str]]) -> None:
             latest_path = path
 
 
+MIN_TIMES_OF_A_COPY = 16
+"""GPU events from which two ranks with equal times are one file, copied: a clock of nanoseconds gives no two
+ranks even a few equal times."""
+
+
+def times_digest(events: pl.DataFrame) -> str | None:
+    """Return a digest of when and where a rank's GPU events ran; None if they are too few to tell files apart."""
+    on_gpu = events.filter(pl.col("kind").is_in(GPU_KINDS))
+    if len(on_gpu) < MIN_TIMES_OF_A_COPY:
+        return None
+    digest = hashlib.blake2b(digest_size=16)
+    for column in ("start_ns", "end_ns", "device", "stream"):
+        digest.update(on_gpu[column].cast(pl.Int64).fill_null(-1).to_numpy().tobytes())
+    return digest.hexdigest()
+
+
+def copied_ranks_notices(sources: Sequence[Source]) -> tuple[Notice, ...]:
+    """Return a notice of each group of ranks whose GPU events have the same times to the nanosecond.
+
+    Their files are copies of one; of which rank is unknown.
+    """
+    by_digest: dict[str, list[Source]] = defaultdict(list)
+    for source in sources:
+        if source.times_digest is not None:
+            by_digest[source.times_digest].append(source)
+    notices = []
+    for copies in by_digest.values():
+        if len(copies) > 1:
+            files = tuple(source.path for source in copies)
+            ranks = tuple(source.rank for source in copies)
+            notices.append(Notice("copied-ranks", ranks=ranks, values={"files": files}))
+    return tuple(notices)
+
+
 def span(part: RankEvents) -> tuple[Source, int | None, int | None]:
     """Return a rank's source, and its first and last time in ns."""
     first, last = part.events.select(pl.col("start_ns").min(), pl.col("end_ns").max()).row(0)
@@ -195,6 +230,7 @@ def missing_notice(sources: Sequence[Source], *, role: str | None = None) -> tup
 FATAL_IF_STRICT = {
     "not-a-trace": "a file is not a trace",
     "missing-ranks": "ranks are missing",
+    "copied-ranks": "files of several ranks are copies of one",
     "rank-failed": "a rank cannot be read",
     "store-incomplete": "the store is not complete",
 }
@@ -248,6 +284,7 @@ def read_ref(
             parts = READERS[ref.reader](local, ref, stacks, lenient)
             capture = None if ref.capture is None else read_capture(ref, local, lenient=lenient)
         parts = [_with_discovered_rank(part, ref, only_rank=len(parts) == 1) for part in parts]
+        parts = [_with_times_digest(part) for part in parts]
         if ref.snapshots and len(parts) == 1:
             parts = [_read_snapshots(parts[0], ref.snapshots)]
         if capture is not None:
@@ -400,6 +437,11 @@ def _with_discovered_rank(part: RankEvents, ref: SourceRef, *, only_rank: bool) 
     return RankEvents(
         events, replace(source, rank=ref.rank, rank_from=ref.rank_from), memory, part.snapshots
     )
+
+
+def _with_times_digest(part: RankEvents) -> RankEvents:
+    source = replace(part.source, times_digest=times_digest(part.events))
+    return replace_fields(part, source=source)
 
 
 def _failures(

@@ -71,7 +71,7 @@ def print_notices(notices: Iterable[Notice]) -> None:
 def print_left_out(notices: Iterable[Notice]) -> None:
     """Print on stderr which files and ranks were left out, and why, also with --quiet: the result lacks them."""
     for notice in notices:
-        if notice.code in ("rank-failed", "not-a-trace"):
+        if notice.code in ("rank-failed", "not-a-trace", "copied-ranks"):
             print_line(f"note: {notice_sentence(notice)}", err=True)
 
 
