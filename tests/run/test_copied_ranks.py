@@ -10,7 +10,7 @@ import pytest
 
 from tracekit import analyze, diagnose, ingest, load
 from tracekit.errors import InputError
-from tracekit.late.run import late
+from tracekit.late import late
 
 STEPS = 10
 

@@ -170,7 +170,7 @@ def _check_gaps(spans: list[tuple[int, int, str]]) -> None:
             latest_path = path
 
 
-MIN_TIMES_OF_A_COPY = 16
+MIN_GPU_EVENTS_OF_A_COPY = 16
 """GPU events from which two ranks with equal times are one file, copied: a clock of nanoseconds gives no two
 ranks even a few equal times."""
 
@@ -178,7 +178,7 @@ ranks even a few equal times."""
 def times_digest(events: pl.DataFrame) -> str | None:
     """Return a digest of when and where a rank's GPU events ran; None if they are too few to tell files apart."""
     on_gpu = events.filter(pl.col("kind").is_in(GPU_KINDS))
-    if len(on_gpu) < MIN_TIMES_OF_A_COPY:
+    if len(on_gpu) < MIN_GPU_EVENTS_OF_A_COPY:
         return None
     digest = hashlib.blake2b(digest_size=16)
     for column in ("start_ns", "end_ns", "device", "stream"):
