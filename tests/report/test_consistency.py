@@ -18,7 +18,7 @@ import pytest
 
 from tests.kept import analysis_of
 from tracekit import diff
-from tracekit._util.text import ms
+from tracekit._util.text import ms, short_ms
 from tracekit.documents.findings import MIN_SHARE_TO_SHOW
 from tracekit.errors import InputError
 from tracekit.report.ci import words
@@ -28,7 +28,7 @@ from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.explain import explain_finding
 from tracekit.report.terminal.first_screen import first_screen, headline, saving
 from tracekit.report.terminal.screen import Screen
-from tracekit.report.text import capitalize, short_ms
+from tracekit.report.text import capitalize
 from tracekit.report.view import view_of
 from tracekit.report.view.changed_steps import changes_table
 from tracekit.report.write import render_json

@@ -13,6 +13,7 @@ import tracekit.findings
 from tests.findings.conftest import Recording
 from tests.kept import analysis_of
 from tracekit import analyze
+from tracekit._util.text import short_ms
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
 from tracekit.findings.host import OFFENCES
@@ -31,7 +32,6 @@ from tracekit.report.markdown import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import finding_lines, saving
 from tracekit.report.terminal.screen import Screen
-from tracekit.report.text import short_ms
 from tracekit.report.view.top import cards
 from tracekit.roles.findings import CODES as ROLE_CODES
 from tracekit.schema import LABEL_WORDS

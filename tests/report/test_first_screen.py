@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 from tests.kept import analysis_of
+from tracekit._util.text import short_ms
 from tracekit.documents.analysis import Budget, StepTime
 from tracekit.documents.findings import Finding
 from tracekit.metrics.step_time import FreeStep, StepSummary
@@ -32,7 +33,6 @@ from tracekit.report.terminal.first_screen import (
     significant_digits,
 )
 from tracekit.report.terminal.screen import Screen
-from tracekit.report.text import short_ms
 from tracekit.report.view import view_of
 from tracekit.report.view.top import badge_of, cards, figure_of
 from tracekit.report.words import WORDS

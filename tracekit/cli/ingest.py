@@ -6,14 +6,13 @@ from typing import Annotated
 import typer
 
 from tracekit._util import command_options as options
-from tracekit._util.text import counted
+from tracekit._util.text import counted, size
 from tracekit.report.terminal.console import (
     note_partial_store,
     print_line,
     print_notices,
     shows_result,
 )
-from tracekit.report.text import size
 
 
 def run(

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.notebook import html
-from tracekit._util.text import ms
+from tracekit._util.text import ms, size
 from tracekit.late import view
 from tracekit.late.late_ranks import late_threshold
 from tracekit.late.measure import lateness_matrix
@@ -27,7 +27,7 @@ from tracekit.report.html.places import PathNames
 from tracekit.report.html.source_paths import shorten_source_paths
 from tracekit.report.notices import notice_sentence
 from tracekit.report.table import Table
-from tracekit.report.text import capitalize, size
+from tracekit.report.text import capitalize
 
 MAX_COLUMNS = 240
 """Columns of the heat map: more steps share a column."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit._util.notebook import html
-from tracekit._util.text import counted, ms
+from tracekit._util.text import counted, ms, size
 from tracekit.late.result import WholeRun
 from tracekit.late.timeline import collective_bars
-from tracekit.report.text import capitalize, size
+from tracekit.report.text import capitalize
 
 PICTURE_WIDTH = 960
 """Width of the pictures about a whole run, in the units of their view box."""

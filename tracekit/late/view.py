@@ -13,6 +13,7 @@ from tracekit._util.text import (
     ms,
     percent,
     ranks_named,
+    size,
 )
 from tracekit.documents.late import (
     Hang,
@@ -25,7 +26,6 @@ from tracekit.documents.late import (
 )
 from tracekit.late.result import WholeRun
 from tracekit.report.table import Column, Table, make_table
-from tracekit.report.text import size
 
 RECORDER_WORDS = {
     "flight_recorder": "flight recorder",

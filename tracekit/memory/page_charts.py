@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.text import counted
+from tracekit._util.text import counted, size
 from tracekit.analysis import Analysis
 from tracekit.documents.page import Coloured, MemoryCharts, MemoryTrack, PackedColumns
 from tracekit.memory.measures import RankContents
@@ -18,7 +18,6 @@ from tracekit.memory.snapshots import RankSnapshot
 from tracekit.report.html.packed_columns import MAX_VALUE, pack_columns, pack_json
 from tracekit.report.html.source_paths import shorten_source_paths
 from tracekit.report.palette import LEAK_COLOUR, MEMORY_COLOURS
-from tracekit.report.text import size
 from tracekit.report.words import WORDS
 
 CURVE_ORDER = (

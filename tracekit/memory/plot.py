@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from tracekit._util.text import percent
+from tracekit._util.text import percent, size
 from tracekit.analysis import Analysis
 from tracekit.memory.measures import RankContents
 from tracekit.memory.view import NO_STACK
@@ -21,7 +21,6 @@ from tracekit.report import figures
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, MEMORY_COLOURS
 from tracekit.report.schedule.layout import ScheduleLayout, layout_pipeline
 from tracekit.report.schedule.plot import MAX_LABELLED_BOXES, cell_handles, draw_grid
-from tracekit.report.text import size
 from tracekit.report.words import WORDS
 
 _LINE_LABELS = ("pp_comm", "forward", "wgrad", "backward", "optimizer", "tp_comm")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from tracekit._util.text import counted
+from tracekit._util.text import counted, size
 from tracekit.memory.snapshots import SnapshotDiff, SnapshotReport
 from tracekit.memory.terminal import render, render_diff
 from tracekit.report.notebook import NOTEBOOK_WIDTH, screen_html
-from tracekit.report.text import size
 
 
 class MemoryResult(SnapshotReport):

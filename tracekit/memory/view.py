@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracekit._util.text import UNKNOWN, join_with_and, percent
+from tracekit._util.text import UNKNOWN, join_with_and, percent, size
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import AllocatorMemory
 from tracekit.documents.memory import MemoryContents, MemoryPeak
 from tracekit.report.table import Column, Table, make_table
-from tracekit.report.text import size
 from tracekit.report.view.copies import MAX_MEMORY_RANKS, gb
 from tracekit.report.words import WORDS
 

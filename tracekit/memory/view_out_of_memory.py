@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from tracekit._util.text import size
 from tracekit.analysis import Analysis
 from tracekit.documents.memory import MemoryRemedy, OutOfMemory
 from tracekit.memory.words import remedy_words
 from tracekit.report.table import Column, Table, make_table
-from tracekit.report.text import size
 from tracekit.report.view.copies import gb
 from tracekit.report.words import WORDS
 

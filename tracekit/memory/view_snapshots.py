@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracekit._util.text import join_with_and, percent
+from tracekit._util.text import join_with_and, percent, size
 from tracekit.documents.memory import (
     MemoryContents,
     MemoryDocument,
@@ -18,7 +18,6 @@ from tracekit.memory.view import (
     source_lines,
 )
 from tracekit.report.table import Column, Table, make_table
-from tracekit.report.text import size
 from tracekit.report.view.copies import gb
 from tracekit.report.words import WORDS
 

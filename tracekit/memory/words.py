@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tracekit._util.text import size
 from tracekit.documents.memory import MemoryRemedy
-from tracekit.report.text import size
 from tracekit.report.words import WORDS
 
 

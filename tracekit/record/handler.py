@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-from tracekit._util.text import counted, listing
+from tracekit._util.text import counted, listing, size
 from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.errors import TracekitError
 from tracekit.record.answer import Answer, analyse_apart, answer_of, gather_tables
 from tracekit.record.process_info import TRACE_SUFFIX, ProcessInfo, find_process_info
-from tracekit.report.text import size
 
 Log = Callable[[Mapping[str, float]], object]
 """Takes figures by name: ``wandb.log``, or ``lambda d: mlflow.log_metrics(d)``."""

@@ -16,11 +16,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tracekit._util.text import counted
+from tracekit._util.text import counted, size
 from tracekit.errors import OptionError
 from tracekit.record.handler import Handler, Log, log_line
 from tracekit.record.process_info import describe_groups, find_process_info, import_torch
-from tracekit.report.text import size
 
 WARM_UP_STEPS = 1
 """Steps profiled and discarded before the recorded ones, because the start of the profiler is

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tracekit._util.text import ms, percent, ranks_named
+from tracekit._util.text import ms, percent, ranks_named, rounded, short_ms, size
 from tracekit.documents.findings import Finding, Place
 from tracekit.documents.memory import MemoryRemedy
 from tracekit.memory.words import remedies_sentence
-from tracekit.report.text import listed, rounded, short_ms, size
+from tracekit.report.text import listed
 from tracekit.report.words import WORDS
 from tracekit.schema import LABEL_WORDS
 

@@ -8,9 +8,8 @@ are phrases made of several.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tracekit._util.text import join_with_and
+from tracekit._util.text import join_with_and, short_ms
 from tracekit.report.evidence_words import FindingWords
-from tracekit.report.text import short_ms
 from tracekit.report.words import WORDS
 
 

@@ -7,7 +7,7 @@ from operator import itemgetter
 
 import msgspec
 
-from tracekit._util.text import join_with_and, percent
+from tracekit._util.text import join_with_and, percent, short_ms, size
 from tracekit.analysis.result import Analysis
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
@@ -16,7 +16,6 @@ from tracekit.metrics.host.time_by_activity import HOST_CODES
 from tracekit.report.evidence_words import FindingWords
 from tracekit.report.finding_sentences import TEXTS, FindingTexts
 from tracekit.report.serving_sentences import SERVING_TEXTS
-from tracekit.report.text import short_ms, size
 from tracekit.report.words import WORDS
 from tracekit.roles.findings import CODES as ROLE_CODES
 

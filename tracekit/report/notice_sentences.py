@@ -15,8 +15,9 @@ from tracekit._util.text import (
     percent,
     ranks_named,
     record_again,
+    short_ms,
 )
-from tracekit.report.text import first_of, joined, listed, short_ms, verb
+from tracekit.report.text import first_of, joined, listed, verb
 
 MAX_RANKS_NAMED = 8
 """Parts of a list of ranks that a sentence names (a range is one part); of the others it says how

@@ -13,9 +13,6 @@ from collections.abc import Iterable, Sequence
 
 from tracekit._util.text import BUILD_COMMAND, UNKNOWN, listing, ms, terminal, terminal_lines
 
-MIN_ROUNDED = 0.001
-"""Size from which a figure is told from nothing."""
-
 
 def capitalize(text: str) -> str:
     """Return text with a capital first letter, unless its first word is a label or code.
@@ -57,18 +54,6 @@ def first_of(names: Sequence[object], *, count: int) -> str:
     return joined([*names, f"+{more} more"] if more > 0 else names)
 
 
-def size(count: int) -> str:
-    """Return a number of bytes in a readable unit (decimal: 1 MB is 10⁶ bytes).
-
-    >>> size(3_400_000)
-    '3.4 MB'
-    """
-    for unit, divisor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= divisor:
-            return f"{count / divisor:.1f} {unit}"
-    return f"{count} bytes"
-
-
 def ms_range(times_ns: Iterable[float]) -> str:
     """Return the shortest and the longest of some times in milliseconds, with as many digits as tell them apart.
 
@@ -84,35 +69,6 @@ def ms_range(times_ns: Iterable[float]) -> str:
     shortest = f"{low:,.{digits}f}"
     longest = f"{high:,.{digits}f}"
     return f"{shortest} ms" if shortest == longest else f"{shortest}–{longest} ms"
-
-
-def short_ms(ns: float | None, digits: int = 3) -> str:
-    """Return a time with three significant digits, or as many as it is known to.
-
-    >>> short_ms(284_415_681), short_ms(67_123_250), short_ms(4_510_000), short_ms(9_000), short_ms(None)
-    ('284 ms', '67.1 ms', '4.51 ms', '9 µs', 'unknown')
-    >>> short_ms(1_945_900_000), short_ms(12_345_000_000), short_ms(1_945_900_000, 2), short_ms(284_415_681, 2)
-    ('1.95 s', '12.3 s', '1.9 s', '280 ms')
-    """
-    if ns is None:
-        return "unknown"
-    for unit, unit_ns in (("s", 1e9), ("ms", 1e6)):
-        if abs(ns) >= 0.9995 * unit_ns or (unit == "ms" and abs(ns) >= 100_000):
-            value = float(f"{ns / unit_ns:.{digits}g}")
-            whole_digits = len(f"{abs(value):.0f}") if abs(value) >= 1 else 0
-            return f"{value:,.{min(max(digits - whole_digits, 0), 2)}f} {unit}".replace("-", "−")
-    return f"{ns / 1e3:.0f} µs".replace("-", "−")
-
-
-def rounded(value: float) -> str:
-    """Return a figure with three significant digits, or all digits before the point; next to nothing as 0.
-
-    >>> rounded(1204.6), rounded(1.98), rounded(0.5), rounded(0.0004)
-    ('1,205', '1.98', '0.5', '0')
-    """
-    if abs(value) < MIN_ROUNDED:
-        return "0"
-    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
 
 
 def bare_ms(ns: float | None, digits: int = 3) -> str:

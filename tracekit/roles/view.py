@@ -6,7 +6,7 @@ from statistics import mean
 
 import polars as pl
 
-from tracekit._util.text import counted, format_ranges, join_with_and, ms, percent
+from tracekit._util.text import counted, format_ranges, join_with_and, ms, percent, short_ms
 from tracekit.analysis import Analysis
 from tracekit.analysis.result import Role, RoleResults
 from tracekit.documents.roles import Iteration, RolloutTail, WeightUpdate
@@ -15,7 +15,7 @@ from tracekit.metrics.overlap import ratio
 from tracekit.metrics.process_phases import TRAIN
 from tracekit.report.gap_words import is_wait_bound
 from tracekit.report.table import Column, Table, make_table
-from tracekit.report.text import at_least, short_ms
+from tracekit.report.text import at_least
 from tracekit.report.view.stragglers import late_rows, why_late
 from tracekit.report.words import WORDS
 from tracekit.roles.findings import MIN_SHARE, late_start, phase_ns, rollout_tails, total_ns

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tracekit._util.text import counted, percent
+from tracekit._util.text import counted, percent, short_ms, size
 from tracekit.documents.coding import known
 from tracekit.documents.diff import FindingChange, SavingCheck
 from tracekit.report.ci.words import Compared
-from tracekit.report.text import capitalize, short_ms, size
+from tracekit.report.text import capitalize
 
 KIND_MARKS = {"new": "🆕", "worse": "🔺", "gone": "✅", "better": "🔽"}
 OUTCOME_WORDS = {

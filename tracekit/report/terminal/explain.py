@@ -5,7 +5,7 @@ from pathlib import Path
 
 import polars as pl
 
-from tracekit._util.text import percent, terminal
+from tracekit._util.text import percent, rounded, short_ms, terminal
 from tracekit.analysis import Analysis
 from tracekit.classify import classify, explain, load_rules
 from tracekit.classify.graph_replays import events_with_captured_launches
@@ -13,7 +13,6 @@ from tracekit.documents.findings import EvidenceValue
 from tracekit.errors import OptionError
 from tracekit.metrics.step_time import StepSummary
 from tracekit.report.findings import is_at_most, per_words, remarks_on
-from tracekit.report.text import rounded, short_ms
 from tracekit.report.view import view_of
 from tracekit.report.words import WORDS
 from tracekit.roles.findings import CODES as ROLE_CODES

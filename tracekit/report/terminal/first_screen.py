@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import polars as pl
 from rich.text import Text
 
-from tracekit._util.text import counted, percent, terminal
+from tracekit._util.text import counted, percent, short_ms, size, terminal
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
@@ -35,7 +35,7 @@ from tracekit.report.palette import (
     UNRECORDED_COLOUR,
 )
 from tracekit.report.terminal.table import stacked_bar
-from tracekit.report.text import short_ms, size, wrap_text
+from tracekit.report.text import wrap_text
 from tracekit.report.view import View
 from tracekit.report.view.answer import origin_of_free_step, times_of_kinds, unusual_steps
 from tracekit.report.view.top import MAX_SPREAD_OF_ALIKE_STEPS

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from tracekit._util.text import counted, signed
+from tracekit._util.text import counted, short_ms, signed
 from tracekit.pipeline.against_ideal import StepComparison
 from tracekit.report.palette import CELL_COLOURS, LABEL_COLOURS
 from tracekit.report.schedule.layout import OP_NAMES, layout_pipeline
@@ -20,7 +20,6 @@ from tracekit.report.terminal.table import (
     render_table,
     stack,
 )
-from tracekit.report.text import short_ms
 from tracekit.report.view import View
 from tracekit.report.view.changed_steps import describe_range
 from tracekit.report.view.copies import gb_range

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import msgspec
 import polars as pl
 
-from tracekit._util.text import counted, join_with_and, ms, percent, ranks_named
+from tracekit._util.text import counted, join_with_and, ms, percent, ranks_named, short_ms
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import Budget, StepKind, StepTime, Straggler
 from tracekit.metrics.step_time import FreeStep, StepSummary
 from tracekit.report.gap_words import gap_basis, gap_words, is_wait_bound, of_the_gap
 from tracekit.report.notices import notice_sentence
-from tracekit.report.text import at_least, capitalize, ms_range, short_ms
+from tracekit.report.text import at_least, capitalize, ms_range
 from tracekit.report.view import ranks as rank_tables
 from tracekit.report.view import stragglers
 from tracekit.report.view.budget import LabelRow, kind_of

@@ -7,13 +7,12 @@ import msgspec
 from msgspec.structs import asdict
 
 from tracekit._util.shapes import parse_list
-from tracekit._util.text import counted, ms, percent
+from tracekit._util.text import counted, ms, percent, size
 from tracekit.analysis import Analysis
 from tracekit.classify.messages import list_ranks
 from tracekit.documents.analysis import Kernel
 from tracekit.documents.coding import rows as table_rows
 from tracekit.report.table import Column, Table, make_table
-from tracekit.report.text import size
 from tracekit.report.view.rates import shape_words
 from tracekit.report.words import short_kernel
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import polars as pl
 
-from tracekit._util.text import counted, percent
+from tracekit._util.text import counted, percent, short_ms, size
 from tracekit.align.clocks import Clocks
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import Budget
@@ -17,7 +17,6 @@ from tracekit.graph.critical_path.path import CriticalPath
 from tracekit.metrics.process_phases import TRAIN
 from tracekit.metrics.step_time import StepSummary
 from tracekit.report.findings import is_at_most, is_of_one_iteration, remarks_on
-from tracekit.report.text import short_ms, size
 from tracekit.report.view.answer import origin_of_free_step, unusual_steps
 from tracekit.report.words import WORDS
 from tracekit.schema import LABEL_WORDS
