@@ -18,7 +18,7 @@ from tracekit.documents.memory import (
     ModuleMemory,
     OutOfMemory,
 )
-from tracekit.findings import find
+from tracekit.findings.collect import find
 from tracekit.memory.combine import RunMemory
 from tracekit.memory.findings import (
     memory_findings,

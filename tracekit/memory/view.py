@@ -8,8 +8,8 @@ from tracekit._util.text import UNKNOWN, join_with_and, percent, size
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import AllocatorMemory
 from tracekit.documents.memory import MemoryContents, MemoryPeak
-from tracekit.report.table import Column, Table, make_table
-from tracekit.report.view.copies import MAX_MEMORY_RANKS, gb
+from tracekit.report.table import MAX_MEMORY_RANKS, Column, Table, make_table
+from tracekit.report.text import gb
 from tracekit.report.words import WORDS
 
 SHORT = {

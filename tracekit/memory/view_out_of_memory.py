@@ -7,7 +7,7 @@ from tracekit.analysis import Analysis
 from tracekit.documents.memory import MemoryRemedy, OutOfMemory
 from tracekit.memory.words import remedy_words
 from tracekit.report.table import Column, Table, make_table
-from tracekit.report.view.copies import gb
+from tracekit.report.text import gb
 from tracekit.report.words import WORDS
 
 MAX_REMEDIES_IN_TABLE = 8

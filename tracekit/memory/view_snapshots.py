@@ -18,7 +18,7 @@ from tracekit.memory.view import (
     source_lines,
 )
 from tracekit.report.table import Column, Table, make_table
-from tracekit.report.view.copies import gb
+from tracekit.report.text import gb
 from tracekit.report.words import WORDS
 
 MAX_STEPS_SHOWN = 12

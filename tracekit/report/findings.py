@@ -11,7 +11,7 @@ from tracekit._util.text import join_with_and, percent, short_ms, size
 from tracekit.analysis.result import Analysis
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
-from tracekit.findings import find
+from tracekit.findings.collect import find
 from tracekit.metrics.host.time_by_activity import HOST_CODES
 from tracekit.report.evidence_words import FindingWords
 from tracekit.report.finding_sentences import TEXTS, FindingTexts

@@ -301,3 +301,27 @@ _ASCII = str.maketrans(
         **{chr(0x2400 + code): "?" for code in range(0x22)},
     }
 )  # fmt: skip
+
+
+def gb(count: float | None) -> str:
+    """Return bytes in GB, with at least three figures.
+
+    >>> gb(1_527_521_280), gb(8_400_000), gb(150_109_880_320), gb(None)
+    ('1.53', '0.00840', '150.1', '–')
+    """
+    if count is None:
+        return UNKNOWN
+    return f"{count / 1e9:,.1f}" if count >= 10e9 else f"{count / 1e9:#.3g}"
+
+
+def gb_range(low: float, high: float | None) -> str:
+    """Return a range in GB.
+
+    One figure if both ends look the same, a lower bound if *high* is unknown.
+
+    >>> gb_range(1e9, 2e9), gb_range(1e9, 1.0001e9), gb_range(1e9, None)
+    ('1.00 – 2.00', '1.00', '≥ 1.00')
+    """
+    if high is None:
+        return f"≥ {gb(low)}"
+    return gb(low) if gb(low) == gb(high) else f"{gb(low)} – {gb(high)}"

@@ -20,9 +20,9 @@ from tracekit.report.terminal.table import (
     render_table,
     stack,
 )
+from tracekit.report.text import gb_range
 from tracekit.report.view import View
 from tracekit.report.view.changed_steps import describe_range
-from tracekit.report.view.copies import gb_range
 from tracekit.report.view.pipeline import Rung, ScheduleView, WhatIfRow
 from tracekit.schema import PHASES
 

@@ -7,8 +7,7 @@ from tracekit.analysis import Analysis
 from tracekit.documents.analysis import ChangedStep
 from tracekit.graph.changes import Lane
 from tracekit.report.table import Column, Table, make_table
-from tracekit.report.text import bare_ms
-from tracekit.report.view.copies import gb_range
+from tracekit.report.text import bare_ms, gb_range
 
 MAX_CHANGED_RANKS_DRAWN = 8
 """Ranks whose lanes are drawn."""

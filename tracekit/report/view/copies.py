@@ -11,7 +11,8 @@ from tracekit._util.text import UNKNOWN, counted, listing, ms, percent
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import AllocatorMemory
 from tracekit.memory.measures import MEMORY_PHASES
-from tracekit.report.table import Column, Table, make_table
+from tracekit.report.table import MAX_MEMORY_RANKS, Column, Table, make_table
+from tracekit.report.text import gb, gb_range
 
 MAX_COPY_ROWS = 32
 """Rows of a table with one or more rows per rank."""
@@ -21,8 +22,6 @@ MAX_LANES = 8
 """Lanes of a weight update that are listed."""
 MAX_SOURCES = 64
 """Source ranks of a weight update that are listed."""
-MAX_MEMORY_RANKS = 16
-"""Ranks whose memory is shown, those with the highest peak."""
 SHOWN_PHASES = tuple(dict.fromkeys(MEMORY_PHASES.values()))
 HOST_TIME_NOTE = (
     "memory is allocated when the host launches, so phases are the host's; "
@@ -222,27 +221,3 @@ def _memory_notes(analysis: Analysis, shown: int) -> list[str]:
     if missing:
         notes.append(f"{missing} of {len(analysis.rank_results)} ranks did not record it")
     return notes
-
-
-def gb(count: float | None) -> str:
-    """Return bytes in GB, with at least three figures.
-
-    >>> gb(1_527_521_280), gb(8_400_000), gb(150_109_880_320), gb(None)
-    ('1.53', '0.00840', '150.1', '–')
-    """
-    if count is None:
-        return UNKNOWN
-    return f"{count / 1e9:,.1f}" if count >= 10e9 else f"{count / 1e9:#.3g}"
-
-
-def gb_range(low: float, high: float | None) -> str:
-    """Return a range in GB.
-
-    One figure if both ends look the same, a lower bound if *high* is unknown.
-
-    >>> gb_range(1e9, 2e9), gb_range(1e9, 1.0001e9), gb_range(1e9, None)
-    ('1.00 – 2.00', '1.00', '≥ 1.00')
-    """
-    if high is None:
-        return f"≥ {gb(low)}"
-    return gb(low) if gb(low) == gb(high) else f"{gb(low)} – {gb(high)}"
