@@ -364,6 +364,8 @@ class ProcessGroup(msgspec.Struct, frozen=True):
 PYTORCH_READERS = ("kineto", "perfetto")
 """Readers of what PyTorch's profiler writes, as JSON or as Perfetto trace: each file holds one
 rank."""
+MULTI_RANK_READERS = ("merged", "nsight")
+"""Readers whose files may hold several ranks, which only reading can tell."""
 
 
 class Source(msgspec.Struct, frozen=True):

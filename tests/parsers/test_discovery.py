@@ -123,10 +123,6 @@ REFUSED = {
         "2 files do not say their rank",
     ),
     "no traces": ({"README.md": "# hi", "truth.json": "{}"}, r"holds no traces \(2 other files\)"),
-    "a merged file alone": (
-        {"merged-17.trace.json": '{"traceEvents": [{"ph": "M", "pid": "[TP00-DP01] 83"}]}'},
-        r"1 other file: merged-17\.trace\.json holds several ranks merged .* name the files of",
-    ),
     "a png among none": ({"rank0.json": b"\x89PNG\r\n\x1a\n"}, "holds no traces"),
 }
 
@@ -458,12 +454,6 @@ def merged_trace():
     """The text of two ranks in one file, as SGLang merges them."""
     events = [{**EVENT, "pid": f"[TP0{rank}] 0"} for rank in (0, 1)]
     return json.dumps({"traceEvents": events})
-
-
-def test_a_file_of_several_merged_ranks_is_refused_by_what_it_is(tmp_path):
-    lay(tmp_path, {"merged-17.trace.json.gz": merged_trace()})
-    with pytest.raises(InputError, match="holds several ranks merged into one file"):
-        discover(str(tmp_path / "merged-17.trace.json.gz"))
 
 
 def test_a_folder_with_ranks_and_their_merged_file_takes_the_ranks_and_says_so(tmp_path):

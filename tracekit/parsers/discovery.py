@@ -24,6 +24,8 @@ from tracekit.parsers import remote
 from tracekit.parsers.file_type import (
     FLIGHT_RECORDER,
     HEAD_BYTES,
+    MERGED,
+    MERGED_WHAT,
     NSIGHT_SUFFIXES,
     RECORDINGS,
     TAIL_BYTES,
@@ -87,6 +89,7 @@ def discover(
     discoveries = [_expand(os.fspath(path), alone=len(path_list) == 1) for path in path_list]
     recordings = _unique(chain.from_iterable(at_path.recordings for at_path in discoveries))
     refs = _unique(chain.from_iterable(at_path.refs for at_path in discoveries))
+    refs, merged_notices = _without_merged(refs)
     if not refs and (need_traces or not recordings):
         raise _no_trace_error(path_list, recordings)
     refs = _apply_rank_option(number_by_position(refs), rank)
@@ -96,9 +99,24 @@ def discover(
         refs = _select_ranks(refs, ranks)
     return Discovery(
         _by_rank(refs),
-        tuple(chain.from_iterable(at_path.notices for at_path in discoveries)),
+        (*chain.from_iterable(at_path.notices for at_path in discoveries), *merged_notices),
         _by_rank(recordings),
     )
+
+
+def _without_merged(refs: list[SourceRef]) -> tuple[list[SourceRef], list[Notice]]:
+    """Return the sources without files into which ranks were merged, where these ranks are there as well."""
+    merged = [ref for ref in refs if ref.reader == MERGED]
+    single = [ref for ref in refs if ref.reader != MERGED]
+    if not merged or not any(ref.reader in PYTORCH_READERS for ref in single):
+        return refs, []
+    names = tuple(ref.name for ref in merged)
+    values: NoticeValues = {
+        "case": "found",
+        "files": names,
+        "errors": (MERGED_WHAT,) * len(names),
+    }
+    return single, [Notice("not-a-trace", values=values)]
 
 
 def _by_rank(refs: Iterable[SourceRef]) -> tuple[SourceRef, ...]:

@@ -38,12 +38,6 @@ _EVENTS_OF_OTHER_USE = (
         "is a timeline of operations; read it with tracekit.pipeline.against_ideal.compare_timeline",
     ),
     (
-        # SGLang puts the rank in front of every process id.
-        re.compile(rb'"pid"\s*:\s*"\[(?:TP|DP|PP|EP|Unknown)[-\w]{0,40}\] '),
-        "holds several ranks merged into one file; name the files of the ranks that it was made from "
-        "(SGLang writes them beside it, as …-TP-0.trace.json.gz)",
-    ),
-    (
         # Its tracks repeat events, which would count twice.
         re.compile(rb'"otherData"\s*:\s*\{\s*"tracekit"\s*:'),
         "was written by tracekit for ui.perfetto.dev; name the traces it was made from",
@@ -53,6 +47,22 @@ _EVENTS_OF_OTHER_USE = (
 _MARKED_BYTES = 1 << 14
 """First bytes of a file in which such a mark is looked for: several events."""
 
+MERGED = "merged"
+"""Reader of PyTorch traces of several ranks in one file."""
+MERGED_WHAT = "holds several ranks merged into one file"
+MERGED_HINT = (
+    "name the files of the ranks that it was made from (SGLang writes them beside it, as "
+    "…-TP-0.trace.json.gz)"
+)
+LABELLED_PROCESS = re.compile(
+    rb'"pid"\s{0,4}:\s{0,4}"\[((?:TP|DP|PP|EP|Unknown)[-\w]{0,40})\] (-?\d{1,10})"'
+)
+"""A process id behind the label of its rank, as SGLang's merger writes it."""
+_NAMED_AFTER_RANK = re.compile(
+    rb'"args"\s*:\s*\{\s*"name"\s*:\s*"rank[ _#-]{0,2}\d{1,7}\b', re.IGNORECASE
+)
+_RAW_PROCESS = re.compile(rb'"pid_raw"\s*:')  # a process id from before traces were merged
+_MERGED_MARKS = (LABELLED_PROCESS, _RAW_PROCESS, _NAMED_AFTER_RANK)
 FLIGHT_RECORDER = "flight_recorder"
 NCCL_INSPECTOR = "nccl_inspector"
 MEMORY_SNAPSHOT = "memory_snapshot"
@@ -74,7 +84,7 @@ _INSPECTOR_KEY = re.compile(rb'"inspector_output_format_version"\s*:')
 class FileType(msgspec.Struct, frozen=True):
     """Reader of a file, and its rank and world size if they are easy to find."""
 
-    # "kineto", "perfetto", "nsight", "store" or one of RECORDINGS; None if it is none of these.
+    # "kineto", MERGED, "perfetto", "nsight", "store" or one of RECORDINGS; None if it is none of these.
     reader: str | None
     rank: int | None = None
     world_size: int | None = None
@@ -159,11 +169,9 @@ def _detect_json(head: bytes, tail: bytes) -> FileType:
         return unreadable_file(
             "is not a trace: neither JSON nor a Perfetto trace nor an Nsight Systems export"
         )
-    if _INSPECTOR_KEY.search(text):
-        return FileType(NCCL_INSPECTOR)
-    is_trace = _TRACE_KEYS.search(text) or _EVENT_KEYS.match(text)
-    if not is_trace and _is_dump(text + tail):
-        return FileType(FLIGHT_RECORDER)
+    recording = _recording_reader(text, tail)
+    if recording is not None:
+        return FileType(recording)
     if not (_TRACE_KEYS.search(text) or _EVENT_KEYS.match(text) or _TRACE_KEYS.search(tail)):
         return FileType(None, why='is JSON but not a trace: it has no "traceEvents"')
     other_use = next(
@@ -171,8 +179,20 @@ def _detect_json(head: bytes, tail: bytes) -> FileType:
     )
     if other_use:
         return FileType(None, why=other_use)
+    if any(mark.search(text[:_MARKED_BYTES]) for mark in _MERGED_MARKS) or _NAMED_AFTER_RANK.search(
+        tail
+    ):
+        return FileType(MERGED)
     info = _distributed_info(head) or _distributed_info(tail)
     return FileType("kineto", _integer(info.get("rank")), _integer(info.get("world_size")))
+
+
+def _recording_reader(text: bytes, tail: bytes) -> str | None:
+    """Return the reader of a log or dump, None of other files."""
+    if _INSPECTOR_KEY.search(text):
+        return NCCL_INSPECTOR
+    is_trace = _TRACE_KEYS.search(text) or _EVENT_KEYS.match(text)
+    return FLIGHT_RECORDER if not is_trace and _is_dump(text + tail) else None
 
 
 def _is_dump(text: bytes) -> bool:

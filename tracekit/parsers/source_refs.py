@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -80,6 +81,7 @@ def name_before_number(path: str) -> str:
     return _LAST_NUMBER.sub("", path.replace("\\", "/").rpartition("/")[2])
 
 
+Key = TypeVar("Key")
 _POSITION_IN_NAME = re.compile(r"(?<![A-Za-z])(TP|DP|PP|EP)-(\d{1,6})(?!\d)")
 """Position of a server's process in each kind of parallelism, as in ``1716-TP-3-PP-0.trace.json.gz``."""
 
@@ -98,17 +100,10 @@ def number_by_position(refs: Sequence[SourceRef]) -> list[SourceRef]:
     """
     positions: dict[str, tuple[int, int, int]] = {}
     for ref in refs:
-        named = {kind: int(number) for kind, number in _POSITION_IN_NAME.findall(ref.name)}
-        if ref.rank is None and "TP" in named:
-            positions[ref.path] = named.get("PP", 0), named.get("DP", 0), named["TP"]
-    if not positions:
-        return list(refs)
-    numbers = {path: position[-1] for path, position in positions.items()}
-    if len(set(numbers.values())) < len(numbers):
-        in_order = sorted(set(positions.values()))
-        if len(in_order) < len(positions):  # two files of one process: nothing tells them apart
-            return list(refs)
-        numbers = {path: in_order.index(position) for path, position in positions.items()}
+        position = positions_in_name(ref.name)
+        if ref.rank is None and position is not None:
+            positions[ref.path] = position
+    numbers = ranks_by_position(positions)
     numbered = []
     for ref in refs:
         if ref.path in numbers:
@@ -116,6 +111,31 @@ def number_by_position(refs: Sequence[SourceRef]) -> list[SourceRef]:
         else:
             numbered.append(ref)
     return numbered
+
+
+def positions_in_name(name: str) -> tuple[int, int, int] | None:
+    """Return the positions in pipeline, data and tensor groups that a name tells; None without the last.
+
+    >>> positions_in_name("1716-TP-3-PP-1.trace.json.gz"), positions_in_name("DP-1")
+    ((1, 0, 3), None)
+    """
+    named = {kind: int(number) for kind, number in _POSITION_IN_NAME.findall(name)}
+    return (named.get("PP", 0), named.get("DP", 0), named["TP"]) if "TP" in named else None
+
+
+def ranks_by_position(positions: Mapping[Key, tuple[int, int, int]]) -> dict[Key, int]:
+    """Return the rank of each process by its position; empty if two processes have the same.
+
+    >>> ranks_by_position({"a": (0, 0, 1), "b": (0, 0, 0)})
+    {'a': 1, 'b': 0}
+    """
+    numbers = {key: position[-1] for key, position in positions.items()}
+    if len(set(numbers.values())) == len(numbers):
+        return numbers
+    in_order = sorted(set(positions.values()))
+    if len(in_order) < len(positions):  # nothing tells them apart
+        return {}
+    return {key: in_order.index(position) for key, position in positions.items()}
 
 
 def name_stem(name: str) -> str:

@@ -34,6 +34,7 @@ from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.roles.assign import group_by_role
 from tracekit.run import driver
+from tracekit.schema import MULTI_RANK_READERS
 from tracekit.store.files import (
     ROLE_PREFIX,
     Store,
@@ -103,7 +104,8 @@ class RankIngest:
 
     def key(self, ref: SourceRef) -> str:
         """Return the digest of the source and of the options that the rank in the store depends on."""
-        ranks = sorted(self.ranks) if self.ranks is not None and ref.reader == "nsight" else None
+        may_hold_several = ref.reader in MULTI_RANK_READERS
+        ranks = sorted(self.ranks) if self.ranks is not None and may_hold_several else None
         return content_key(ref, (labelled_by(self.rules), self.stacks, self.lenient, ranks))
 
 

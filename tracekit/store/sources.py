@@ -26,11 +26,19 @@ from tracekit.errors import (
 )
 from tracekit.parsers import remote
 from tracekit.parsers.discovery import Discovery, discover
-from tracekit.parsers.file_type import MEMORY_SNAPSHOT
+from tracekit.parsers.file_type import MEMORY_SNAPSHOT, MERGED
 from tracekit.parsers.one_run import check_single_run
 from tracekit.parsers.rank_numbers import missing_ranks
 from tracekit.parsers.source_refs import SourceRef
-from tracekit.schema import EVENTS, GPU_KINDS, PYTORCH_READERS, GraphCapture, RankEvents, Source
+from tracekit.schema import (
+    EVENTS,
+    GPU_KINDS,
+    MULTI_RANK_READERS,
+    PYTORCH_READERS,
+    GraphCapture,
+    RankEvents,
+    Source,
+)
 from tracekit.store.files import holds_recordings, open_single_store, open_store
 
 PathList = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -81,8 +89,9 @@ def find(
         refs += refs_of_store(ref, store.sources)
     refs = _with_snapshots(refs, discovery.recordings)
     if ranks is not None:
-        # A report holds several ranks, which only reading can tell.
-        refs = [ref for ref in refs if ref.rank in {None, *ranks} or ref.reader == "nsight"]
+        refs = [
+            ref for ref in refs if ref.rank in {None, *ranks} or ref.reader in MULTI_RANK_READERS
+        ]
     return replace(discovery, refs=tuple(refs), notices=tuple(notices))
 
 
@@ -398,6 +407,12 @@ def _read_kineto(path: str, ref: SourceRef, stacks: bool, lenient: bool) -> list
     return [kineto.read(path, rank=rank, stacks=stacks, lenient=lenient)]
 
 
+def _read_merged(path: str, _: SourceRef, stacks: bool, lenient: bool) -> list[RankEvents]:
+    from tracekit.parsers import kineto
+
+    return kineto.read_ranks(path, stacks=stacks, lenient=lenient)
+
+
 def _read_nsight(path: str, ref: SourceRef, _: bool, lenient: bool) -> list[RankEvents]:
     from tracekit.parsers import nsight
 
@@ -412,6 +427,7 @@ def _read_perfetto(path: str, ref: SourceRef, stacks: bool, lenient: bool) -> li
 
 READERS: dict[str, Callable[[str, SourceRef, bool, bool], list[RankEvents]]] = {
     "kineto": _read_kineto,
+    MERGED: _read_merged,
     "perfetto": _read_perfetto,
     "nsight": _read_nsight,
 }

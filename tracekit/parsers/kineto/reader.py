@@ -1,6 +1,7 @@
 """Reader of one PyTorch profiler file."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,7 +25,7 @@ from tracekit.parsers.kineto.table import EventTable, TableBuilder, build_memory
 from tracekit.parsers.long_names import long_name_notice
 from tracekit.parsers.source_refs import rank_in_name
 from tracekit.parsers.steps import assign_steps
-from tracekit.schema import DAMAGED, UNTIMED, RankEvents
+from tracekit.schema import DAMAGED, EVENTS, UNTIMED, RankEvents, Source
 
 # September 2001: no PyTorch trace is older, so a smaller time counts from some other start.
 _MIN_TIME_SINCE_1970_NS = 10**18
@@ -53,34 +54,69 @@ def read(
     """
     warn_if_uncompiled()
     with Stream(source) as stream:
-        scanned, keys = _scan(stream, stacks=stacks)
-        keys_behind, unread = parse_tail(scanned.tail)
-        own_rank, base_ns, header = parse_header({**keys, **keys_behind})
-        number, rank_from = _rank(own_rank, stream.name, rank)
-        table = TableBuilder(scanned.parts, (worker.finish() for worker in scanned.workers)).build(
-            rank=number, base_ns=base_ns
-        )
-        refuse_several_processes(stream.name, table.events)
-        events = assign_steps(table.events)
-        memory = build_memory(scanned.parts, rank=number, base_ns=base_ns)
-        notices = _notices(stream, scanned, table, unread=unread, base_ns=base_ns)
-        damage = [notice for notice in notices if notice.code in _DAMAGE_CODES]
-        if damage and not lenient:
-            hint = "re-record this rank, or read leniently to use what is there"
-            raise InputError(f"{stream.name}: is damaged", hint=hint, notice=damage[0])
-        rank_source = replace(
-            header,
-            path=stream.name,
-            rank=number,
-            rank_from=rank_from,
-            record_shapes=_record_shapes(header.record_shapes, events),
-            counts=count_kinds(events),
-            pid=process_id(events),
-            clock_base_ns=base_ns,
-            skipped=_skipped(scanned, table, memory, unread),
-            notices=(*notices, *header.notices),
-        )
-        return RankEvents(events, rank_source, memory)
+        file = scan_file(stream, stacks=stacks, lenient=lenient)
+    refuse_several_processes(file.name, file.events)
+    number, rank_from = _rank(file.own_rank, file.name, rank)
+    return rank_of_file(file, file.events, file.memory, number=number, rank_from=rank_from)
+
+
+@dataclass(frozen=True, eq=False)
+class ScannedFile:
+    """What a file holds, of all of its processes."""
+
+    name: str
+    events: pl.DataFrame
+    """Columns: ``EVENTS``; the rank is 0, and steps are not assigned."""
+    memory: pl.DataFrame
+    """Columns: ``MEMORY``; the rank is 0."""
+    own_rank: int | None
+    """The rank that the header says."""
+    header: Source
+    """What the header says, and notices about the file, without rank and what its events tell."""
+
+
+def scan_file(stream: Stream, *, stacks: bool, lenient: bool) -> ScannedFile:
+    """Return the events of a file; with ``lenient=False``, damage is an error."""
+    scanned, keys = _scan(stream, stacks=stacks)
+    keys_behind, unread = parse_tail(scanned.tail)
+    own_rank, base_ns, header = parse_header({**keys, **keys_behind})
+    table = TableBuilder(scanned.parts, (worker.finish() for worker in scanned.workers)).build(
+        rank=0, base_ns=base_ns
+    )
+    memory = build_memory(scanned.parts, rank=0, base_ns=base_ns)
+    notices = _notices(stream, scanned, table, unread=unread, base_ns=base_ns)
+    damage = [notice for notice in notices if notice.code in _DAMAGE_CODES]
+    if damage and not lenient:
+        hint = "re-record this rank, or read leniently to use what is there"
+        raise InputError(f"{stream.name}: is damaged", hint=hint, notice=damage[0])
+    source = replace(
+        header,
+        path=stream.name,
+        clock_base_ns=base_ns,
+        skipped=_skipped(scanned, table, memory, unread),
+        notices=(*notices, *header.notices),
+    )
+    return ScannedFile(stream.name, table.events, memory, own_rank, source)
+
+
+def rank_of_file(
+    file: ScannedFile, events: pl.DataFrame, memory: pl.DataFrame, *, number: int, rank_from: str
+) -> RankEvents:
+    """Return a rank: all events of its file, or those of its processes."""
+    if number:
+        rank = pl.lit(number, EVENTS["rank"])
+        events = events.with_columns(rank=rank)
+        memory = memory.with_columns(rank=rank)
+    events = assign_steps(events)
+    source = replace(
+        file.header,
+        rank=number,
+        rank_from=rank_from,
+        record_shapes=_record_shapes(file.header.record_shapes, events),
+        counts=count_kinds(events),
+        pid=process_id(events),
+    )
+    return RankEvents(events, source, memory)
 
 
 def count_kinds(events: pl.DataFrame) -> dict[str, int]:
@@ -125,20 +161,11 @@ def _scan(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:
 
 def refuse_several_processes(name: str, events: pl.DataFrame) -> None:
     """Raise an error if several processes, each with a GPU, were merged into one file: they are not one rank."""
-    devices = (
-        events["device"].filter(events["kind"] == "kernel").drop_nulls().unique().sort().to_list()
-    )
-    if len(devices) < 2:
-        return
-    processes = (
-        events["pid"]
-        .filter(events["kind"].is_in(["runtime", "driver"]))
-        .drop_nulls()
-        .unique()
-        .sort()
-        .to_list()
-    )
-    if len(processes) < 2:
+    # GPU events show their GPU as process; where a merger told ranks apart by it, devices repeat.
+    kernels = events.filter(pl.col("kind") == "kernel")
+    devices = _distinct(kernels["device"])
+    processes = _distinct(events["pid"].filter(events["kind"].is_in(["runtime", "driver"])))
+    if max(len(devices), len(_distinct(kernels["pid"]))) < 2 or len(processes) < 2:
         return
     shown = f"GPUs {listing(map(str, devices))}, processes {listing(map(str, processes))}"
     hint = "give the file that each rank's profiler wrote"
@@ -146,6 +173,10 @@ def refuse_several_processes(name: str, events: pl.DataFrame) -> None:
         f"{name}: holds several processes with a GPU each ({shown}), which are not one rank",
         hint=hint,
     )
+
+
+def _distinct(numbers: pl.Series) -> list[int]:
+    return numbers.drop_nulls().unique().sort().to_list()
 
 
 def _rank(own: int | None, name: str, option: int | None) -> tuple[int, str]:

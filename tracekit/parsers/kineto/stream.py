@@ -44,8 +44,12 @@ class Stream:
         self._owned = isinstance(source, str | Path)
         self.restart()
 
-    def restart(self, *, read_bytes: int = _READ_BYTES) -> None:
-        """Go back to the first byte, and read *read_bytes* of the file at once from there."""
+    def restart(self) -> None:
+        """Go back to the first byte."""
+        self._restart_file(_READ_BYTES)
+
+    def _restart_file(self, read_bytes: int) -> None:
+        """Go back to the first byte of the file, and read *read_bytes* of it at once from there."""
         self._file.seek(0)
         self._read_bytes = read_bytes
         self._input = self._read_file()
@@ -129,7 +133,7 @@ class Stream:
     def _inflate_up_to_damage(self, view: memoryview) -> int:
         """Start again in small reads, skip what was returned before, and inflate what is left before the damage."""
         skip_bytes = self._inflated_bytes
-        self.restart(read_bytes=_CAREFUL_READ_BYTES)
+        self._restart_file(_CAREFUL_READ_BYTES)
         scratch = memoryview(bytearray(_MAX_INFLATED_BYTES))
         while skip_bytes > 0 and (count := self._inflate(scratch[:skip_bytes])):
             skip_bytes -= count
