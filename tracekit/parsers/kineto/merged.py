@@ -26,13 +26,13 @@ from tracekit.schema import EVENTS, RankEvents
 
 _LABEL_SHIFT = 40
 """Bits of a process id; the number of its label stands above them."""
-_BLOCK_BYTES = 1 << 20
+_MERGED_BLOCK_BYTES = 1 << 20
 _MAX_ID_BYTES = 96
 """Longest process id with its label and key."""
 _MAX_NAME_BYTES = 1000
 """Longest event that names a process, on each side of the word ``process_name``."""
 _RANK_OF_NAME = re.compile(r"rank[ _#-]{0,2}(\d{1,7})\b", re.IGNORECASE)
-_POSITION = re.compile(r"([A-Z])(\d)")
+_LABEL_OF_POSITION = re.compile(r"([A-Z])(\d)")
 UNRANKED = "events of no rank"
 """Key of ``Source.skipped``: events of a merged file whose process is of no rank."""
 
@@ -132,7 +132,7 @@ class LabelledStream(Stream):
         """Return the rank of each label by its number; empty if labels do not tell the ranks."""
         positions = {}
         for label, number in self.labels.items():
-            as_in_names = _POSITION.sub(r"\1-\2", label.decode("ascii", "replace"))
+            as_in_names = _LABEL_OF_POSITION.sub(r"\1-\2", label.decode("ascii", "replace"))
             positions[number] = positions_in_name(as_in_names)
         known = {number: position for number, position in positions.items() if position is not None}
         return ranks_by_position(known) if len(known) == len(positions) else {}
@@ -149,7 +149,7 @@ class LabelledStream(Stream):
 
     def _prepare(self) -> bool:
         """Read a block; return whether there was one."""
-        block = bytearray(_BLOCK_BYTES)
+        block = bytearray(_MERGED_BLOCK_BYTES)
         text = self._held + block[: super().fill(memoryview(block))]
         is_last = len(text) == len(self._held)
         cut = len(text) if is_last else max(0, len(text) - _MAX_ID_BYTES)
@@ -171,7 +171,7 @@ def _named_processes(stream: Stream) -> dict[int, int]:
     stream.restart()
     ranks: dict[int, int] = {}
     held = b""
-    while block := stream.read(_BLOCK_BYTES):
+    while block := stream.read(_MERGED_BLOCK_BYTES):
         text = held + block
         for match in re.finditer(b'"process_name"', text):
             first = max(0, match.start() - _MAX_NAME_BYTES)
