@@ -117,18 +117,6 @@ def find_nearest_marked(rng):
     return [parents(rng, 30).astype(np.int32), flags(rng, 30), np.full(30, -1, np.int32)]
 
 
-def find_nearest_named(rng):
-    name, rows = rng.integers(-1, 4, 30).astype(np.int32), rng.integers(-1, 30, 20)
-    return [
-        parents(rng, 30).astype(np.int32),
-        flags(rng, 30),
-        name,
-        flags(rng, 5),
-        rows,
-        np.zeros(20, np.int64),
-    ]
-
-
 def assign_lines(rng):
     return [
         *host_ranges(rng),
@@ -214,6 +202,7 @@ def walk_steps(rng):
         "least_margin": np.full((steps, ranks), -1),
         "operations": np.zeros((steps, ranks), np.int64),
         "seen": np.full(comms, -1),
+        "visited": np.full(size, -1),
         "segments": np.zeros((int(rng.integers(4, 200)), 6), np.int64),
     }
 
@@ -299,7 +288,7 @@ CASES = {
     ],
     "grouping": [number_pairs],
     "interval_sets": [join, measure_covered, subtract],
-    "nesting": [nest, find_nearest_marked, find_nearest_named, assign_lines],
+    "nesting": [nest, find_nearest_marked, assign_lines],
     "pickle_check": [check_pickle],
 }
 """Functions of loops that share a name."""
@@ -338,6 +327,76 @@ def test_compiled_and_uncompiled_give_the_same(module, make):
         assert called(compiled, arguments) == called(
             getattr(uncompiled(module), name), arguments
         ), seed
+
+
+ROWS_OF_OTHERS = {
+    "before",
+    "held_by",
+    "last_to_arrive",
+    "launch_before",
+    "order",
+    "parent",
+}
+"""Arguments of loops that point from rows to other rows."""
+TIMES = {"end", "last_arrival", "own_arrival", "point_time", "start", "start_a", "start_b"}
+
+
+def in_impossible_order(function, arguments, rng):
+    """Return the arguments by name, with times in any order, and rows that point anywhere, also in a circle."""
+    if isinstance(arguments, list):
+        arguments = inspect.signature(function).bind(*arguments).arguments
+    changed = copy.deepcopy(dict(arguments))
+    for name, values in changed.items():
+        if name in ROWS_OF_OTHERS:
+            changed[name] = rng.integers(0, values.shape[-1], values.shape).astype(values.dtype)
+        elif name in TIMES:
+            changed[name] = rng.permuted(values, axis=-1)
+    return changed
+
+
+def limit_lines(limit):
+    """Return a trace function that fails when more than *limit* lines have run."""
+    lines = 0
+
+    def trace(_, event, __):
+        nonlocal lines
+        lines += event == "line"
+        assert lines <= limit, f"more than {limit} lines"
+        return trace
+
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("module", "make"), [(module, make) for module, makes in CASES.items() for make in makes]
+)
+def test_a_loop_ends_within_its_input_whatever_the_order_of_events(module, make):
+    function = getattr(uncompiled(module), make.__name__)
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        arguments = in_impossible_order(function, make(rng), rng)
+        items = sum(np.size(value) for value in arguments.values())
+        before = sys.gettrace()
+        sys.settrace(limit_lines(100 * items))
+        try:
+            function(**arguments)
+        except (IndexError, OverflowError):
+            pass  # a bounds check has ended it, or a number that C would wrap around
+        finally:
+            sys.settrace(before)
+
+
+@needs_compiled_loops
+@pytest.mark.parametrize(
+    ("module", "make"), [(module, make) for module, makes in CASES.items() for make in makes]
+)
+def test_a_loop_can_be_interrupted(module, make):
+    compiled = importlib.import_module(f"tracekit._loops.{module}")
+    with (
+        patch.object(compiled, "let_interrupt", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        called(getattr(compiled, make.__name__), make(np.random.default_rng(0)))
 
 
 def test_compiled_modules_do_not_import_cython():

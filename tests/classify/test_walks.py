@@ -25,7 +25,7 @@ from tracekit._util.arrays import find_sorted, rank_pairs
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import ColumnReader
 from tracekit.classify.autograd import find_nodes, spread_flags
-from tracekit.classify.host_ranges import _sort_ranges, nearest_named_op
+from tracekit.classify.host_ranges import _sort_ranges, nearest_marked_ancestor
 from tracekit.schema import EVENTS, conform
 
 NAME_FLAGS = np.array(
@@ -137,8 +137,8 @@ def test_climbing_finds_the_nearest_that_is_wanted(rows, queried, wanted):
     parent, is_op, name, _ = tree(rows)
     queried = [a for a in queried if a < len(rows)]
     hits = np.array([*wanted, False])
-    nearest = nearest_named_op(parent, is_op, name, np.array(queried, np.int64), hits)
-    assert nearest.tolist() == [
+    nearest = nearest_marked_ancestor(parent, is_op & hits[name])
+    assert nearest[queried].tolist() == [
         next((j for j in chain(parent, a) if is_op[j] and hits[name[j]]), -1) for a in queried
     ]
 

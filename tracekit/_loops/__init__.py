@@ -9,6 +9,10 @@ and returns an integer or nothing. Types of variables are inferred; one that hol
 ``and``, ``or`` or ``max`` is declared, because Cython would infer a Python object. Constants are
 copied to typed variables before a loop that needs them: a module's own are Python objects. Bounds
 checks are on (see ``setup.py``) except in functions that switch them off and say why that is safe.
+
+Every loop ends, whatever the arrays hold: it passes over its input a fixed number of times, or what it
+follows descends (in row, in time) or is visited at most once. And every loop can be interrupted: it
+calls ``let_interrupt`` every so many rows; the scanners of files are called block by block instead.
 """
 
 from __future__ import annotations
@@ -38,6 +42,10 @@ def is_compiled() -> bool:
         str(import_module(module).__file__).endswith(tuple(EXTENSION_SUFFIXES))
         for module in MODULES
     )
+
+
+def let_interrupt() -> None:
+    """Let Ctrl-C take effect: Python handles signals only where it runs code of Python, which this is."""
 
 
 @cache

@@ -11,6 +11,8 @@ try:
 except ImportError:
     from tracekit._loops import uncompiled as cython
 
+from tracekit._loops import let_interrupt
+
 # Flags of a name.
 EVALUATION_NAME = 1  # the engine evaluates a node
 BACKWARD_NAME = 2  # named for a backward
@@ -78,6 +80,8 @@ def find_nodes(
     is_node: cython.bint
     is_own_range: cython.bint
     for i in range(parent.shape[0]):
+        if (i & 0xFFFF) == 0:
+            let_interrupt()
         parent_row = parent[i]
         node_around = node_of[parent_row] if parent_row >= 0 else -1
         own_flags = _flags_of(i, name, name_flags) if is_op[i] else 0
@@ -128,6 +132,8 @@ def spread_flags(
     rerun_flag: cython.uchar = RERUN
     inherited: cython.uchar = FORWARD | MADE_NODE
     for i in range(parent.shape[0]):
+        if (i & 0xFFFF) == 0:
+            let_interrupt()
         parent_row = parent[i]
         if (flags[i] & ran_flag) != 0:
             made_node[i] = i

@@ -12,6 +12,8 @@ try:
 except ImportError:
     from tracekit._loops import uncompiled as cython
 
+from tracekit._loops import let_interrupt
+
 NO_LIMIT = 2**63 - 1
 """Later than every time of a trace."""
 
@@ -55,6 +57,8 @@ def mark_walks(
 
     """
     for i in range(order.shape[0] - 1, -1, -1):
+        if (i & 0xFFFF) == 0:
+            let_interrupt()
         event = order[i]
         if marked[event] > 0 and held_by[event] >= 0:
             marked[held_by[event]] = 1
@@ -88,6 +92,8 @@ def number_pieces(
     """
     count: cython.Py_ssize_t = 0
     for i in range(order.shape[0]):
+        if (i & 0xFFFF) == 0:
+            let_interrupt()
         event = order[i]
         if marked[event] > 0:
             if joins[event] > 0:
@@ -128,9 +134,13 @@ def walk_steps(
     least_margin: cython.longlong[:, ::1],
     operations: cython.longlong[:, ::1],
     seen: cython.longlong[::1],
+    visited: cython.longlong[::1],
     segments: cython.longlong[:, ::1],
 ) -> int:
     """Walk back from the end of every step to its beginning, piece by piece, over all ranks.
+
+    A walk that comes to a piece for the second time ends there: times that contradict each other
+    would send it in a circle.
 
     Args:
         start, end, before, kind: Pieces of all ranks: times, the piece each followed (-1: none),
@@ -154,6 +164,7 @@ def walk_steps(
         operations: Result: [step, rank index]: communications of the path at which it did; 0 at the
             call.
         seen: Scratch space, one number for each communication; -1 at the call.
+        visited: Scratch space, one number for each piece; -1 at the call.
         segments: Result: rows of step, piece, kind, index of the peer's rank (-1: none), start and
             end.
 
@@ -162,12 +173,17 @@ def walk_steps(
 
     """
     count: cython.Py_ssize_t = 0
+    visits: cython.Py_ssize_t = 0
     for step in range(step_begin.shape[0]):
         piece = final_piece[step]
         rank = final_rank[step]
         now = final_time[step]
         begin = step_begin[step, rank]
         while now > begin:
+            if (visits & 0xFFFF) == 0:
+                let_interrupt()
+            visits += 1
+            visited[piece] = step
             until = start[piece]
             further = piece
             next_rank = rank
@@ -211,8 +227,9 @@ def walk_steps(
             now = until
             rank = next_rank
             begin = step_begin[step, rank]
-            if before[further] >= 0:
-                piece = before[further]
+            previous = before[further]
+            if previous >= 0 and visited[previous] != step:
+                piece = previous
             elif now > begin:  # nothing says what came before
                 stopped_rank[step] = rank
                 stopped_ns[step] = now - begin
@@ -272,6 +289,8 @@ def replay_events(
     # before it.
     events = times.shape[1]
     for i in range(order.shape[0]):
+        if (i & 0xFFFF) == 0:
+            let_interrupt()
         event = cython.cast(cython.longlong, order[i])
         if event >= events:
             _replay_launch(
@@ -284,6 +303,8 @@ def replay_events(
                 arrivals[_LAST_START, matches[k]] = replayed[_START, event]
                 arrivals[_LAST_MEMBER, matches[k]] = event
     for i in range(events):
+        if (i & 0xFFFF) == 0:
+            let_interrupt()
         replayed[_END, i] = _replayed_end(i, times, delays, factors, decisive, replayed, arrivals)
 
 
@@ -417,6 +438,8 @@ def walk_replayed_step(
     begin: cython.longlong
     steps: cython.longlong = 0
     while event >= 0 and steps < 4 * events:  # clocks that disagree could send the walk in a circle
+        if (steps & 0xFFFF) == 0:
+            let_interrupt()
         steps += 1
         is_host = event >= events
         if is_host:

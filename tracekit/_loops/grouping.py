@@ -7,6 +7,8 @@ try:
 except ImportError:
     from tracekit._loops import uncompiled as cython
 
+from tracekit._loops import let_interrupt
+
 _HASH_FACTOR = 1099511628211  # the 64-bit FNV prime
 _LOW_64_BITS = 2**64 - 1
 
@@ -38,6 +40,8 @@ def number_pairs(
     hash_b: cython.ulonglong
     slot: cython.ulonglong
     for i in range(a.shape[0]):
+        if (i & 0xFFFF) == 0:
+            let_interrupt()
         if i > 0 and a[i] == a[i - 1] and b[i] == b[i - 1]:  # mostly rows repeat the one before
             out[i] = out[i - 1]
             continue

@@ -11,6 +11,8 @@ try:
 except ImportError:
     from tracekit._loops import uncompiled as cython
 
+from tracekit._loops import let_interrupt
+
 NEVER = -(2**62)
 """Earlier than every time of a trace."""
 
@@ -45,6 +47,8 @@ def join(
         state[1, g] = never
         state[2, g] = never
     for i in range(start.shape[0]):
+        if (i & 0xFFFF) == 0:
+            let_interrupt()
         g = group[i]
         if end[i] > start[i]:
             if start[i] < state[2, g]:
@@ -59,6 +63,8 @@ def join(
     # Write them. state[0, g] is now the output row of the group's next interval; it ends where the
     # next group's rows begin, so the total stays in the last column.
     for i in range(start.shape[0]):
+        if (i & 0xFFFF) == 0:
+            let_interrupt()
         g = group[i]
         if end[i] > start[i]:
             if start[i] > state[1, g]:
@@ -95,6 +101,8 @@ def subtract(
     # Of the other set's intervals, the first that may overlap the present one.
     first: cython.Py_ssize_t = 0
     for i in range(start_a.shape[0]):
+        if (i & 0xFFFF) == 0:
+            let_interrupt()
         while first < start_b.shape[0] and (
             group_b[first] < group_a[i]
             or (group_b[first] == group_a[i] and end_b[first] <= start_a[i])
@@ -143,12 +151,16 @@ def measure_covered(
     # there are two passes.
     count = 0
     for i in range(query_start.shape[0]):
+        if (i & 0xFFFF) == 0:
+            let_interrupt()
         count = _count_started(group, start, query_group[i], query_start[i], count)
         covered[i] -= _covered_until(
             group, end, running_total, query_group[i], query_start[i], count
         )
     count = 0
     for i in range(query_end.shape[0]):
+        if (i & 0xFFFF) == 0:
+            let_interrupt()
         count = _count_started(group, start, query_group[i], query_end[i], count)
         covered[i] += _covered_until(group, end, running_total, query_group[i], query_end[i], count)
 

@@ -11,6 +11,8 @@ try:
 except ImportError:
     from tracekit._loops import uncompiled as cython
 
+from tracekit._loops import let_interrupt
+
 OP, ANNOTATION = range(2)
 """Kinds of ranges."""
 
@@ -91,6 +93,8 @@ def nest(
     # around was opened.
     last_op_at_depth: cython.int[::1] = stacks[2]
     for i in range(range_count + 1):
+        if (i & 0xFFFF) == 0:
+            let_interrupt()
         # Points before this range. One at its start lies inside, and is assigned after that range
         # was opened; behind the last range come all points that are left.
         while point < point_count and (
@@ -161,42 +165,12 @@ def find_nearest_marked(
 
     """
     for i in range(parent.shape[0]):
+        if (i & 0xFFFF) == 0:
+            let_interrupt()
         if marked[i]:
             nearest[i] = i
         elif parent[i] >= 0:
             nearest[i] = nearest[parent[i]]
-
-
-def find_nearest_named(
-    parent: cython.const[cython.int][::1],
-    is_op: cython.const[cython.uchar][::1],
-    name: cython.const[cython.int][::1],
-    wanted_name: cython.const[cython.uchar][::1],
-    rows: cython.const[cython.longlong][::1],
-    nearest: cython.longlong[::1],
-) -> None:
-    """Find for some rows the nearest op at or above them that has a wanted name.
-
-    Args:
-        parent: Parent of each row; -1: none.
-        is_op: Which rows are ops.
-        name: Number of each row's name; -1: none.
-        wanted_name: Which names are wanted; the last for rows without a name.
-        rows: Rows to look up; -1: none.
-        nearest: Result; -1: none.
-
-    """
-    for i in range(rows.shape[0]):
-        row = rows[i]
-        if i > 0 and row == rows[i - 1]:
-            nearest[i] = nearest[i - 1]
-            continue
-        while row >= 0:
-            code = name[row] if name[row] >= 0 else wanted_name.shape[0] - 1
-            if is_op[row] and wanted_name[code]:
-                break
-            row = parent[row]
-        nearest[i] = row
 
 
 def assign_lines(
@@ -219,6 +193,8 @@ def assign_lines(
     """
     lines: cython.Py_ssize_t = innermost.shape[0]
     for i in range(start.shape[0]):
+        if (i & 0xFFFF) == 0:
+            let_interrupt()
         if i == 0 or track[i] != track[i - 1]:
             for k in range(lines):
                 innermost[k] = -1

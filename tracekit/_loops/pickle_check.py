@@ -13,6 +13,8 @@ try:
 except ImportError:
     from tracekit._loops import uncompiled as cython
 
+from tracekit._loops import let_interrupt
+
 OK, CUT_OFF, DAMAGED, CALLS, UNKNOWN_OPCODE = range(5)
 LONG_NUMBER, TOO_DEEP, TOO_LARGE, CHANGES_SHARED, CONTAINER_AS_KEY = range(5, 10)
 """Results of a check."""
@@ -113,7 +115,11 @@ def check_pickle(
     changes: cython.int  # kind of the container that an opcode puts values in; -1: none
     has_mark: cython.bint
     is_key: cython.bint
+    opcodes: cython.Py_ssize_t = 0
     while position < size:
+        if (opcodes & 0xFFFF) == 0:
+            let_interrupt()
+        opcodes += 1
         opcode = data[position]
         position_out[0] = position
         position += 1

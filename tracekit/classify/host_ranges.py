@@ -131,28 +131,6 @@ def nearest_marked_ancestor(parent: AnyInts, marked: Bools) -> Int32s:
     return nearest
 
 
-def nearest_named_op(
-    parent: Int32s, is_op: Bools, name: Int32s, rows: AnyInts, wanted_name: Bools
-) -> Ints:
-    """Return for each of *rows* the nearest op at or above it whose name is wanted; -1 where none.
-
-    >>> tree = np.array([-1, 0, 1]), np.ones(3, np.bool_), np.array([0, 1, 0])
-    >>> nearest_named_op(*tree, np.array([2, 0, -1]), np.array([False, True, False])).tolist()
-    [1, -1, -1]
-    """
-    nearest = np.full(len(rows), -1, np.int64)
-    if wanted_name.any():
-        nesting.find_nearest_named(
-            as_int32(parent),
-            as_flags(is_op),
-            as_int32(name),
-            as_flags(wanted_name),
-            as_int64(rows),
-            nearest,
-        )
-    return nearest
-
-
 def compose_paths(
     names: CategoryColumn, parents: AnyInts, path_hash: Ints, rows: AnyInts
 ) -> CategoryColumn:
@@ -291,9 +269,11 @@ class Ranges:
 
         -1 where none.
         """
-        return nearest_named_op(
-            self.op_of, self.is_op, self.name.codes, rows, self.name.answers(pattern)
-        )
+        wanted = self.name.answers(pattern)
+        if not wanted.any():
+            return np.full(len(rows), -1, np.int64)
+        nearest = nearest_marked_ancestor(self.op_of, self.is_op & self.name.look_up(wanted))
+        return take_or_missing(nearest, rows)
 
     @cached_property
     def accumulating(self) -> Ints:

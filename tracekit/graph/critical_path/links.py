@@ -379,6 +379,7 @@ def walk_back(pieces: Pieces, arrivals: OperationArrivals) -> Walks:
             least_margin=least_margin,
             operations=operations,
             seen=np.full(len(pieces.comm), -1, np.int64),
+            visited=np.full(len(pieces.start), -1, np.int64),
             segments=segments,
         )
         max_segments *= 2

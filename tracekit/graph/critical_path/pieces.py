@@ -204,11 +204,12 @@ def _find_chains(rank: Rank) -> _Chains:
     is_last = _ends_part(rank)
     release = find_release(rank)
     followed = np.where(constraints.kind == LAUNCH, release.event, constraints.blocker)
-    # Overlapping events may name one that starts later: a walk must go back in time.
-    followed = as_int64(
-        np.where((followed >= 0) & (rank.start_ns[followed] > rank.start_ns), -1, followed)
-    )
+    # Overlapping events may name one that starts later, and impossible times the event itself: a walk
+    # must go back in time.
     order = as_int64(rank.order)
+    position = np.empty_like(order)
+    position[order] = np.arange(len(order))
+    followed = as_int64(np.where((followed >= 0) & (position[followed] >= position), -1, followed))
     marked = (is_communication | is_first | is_last).astype(np.int64)
     mark_walks(order, followed, marked)
     on_walk = marked > 0
