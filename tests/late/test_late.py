@@ -74,23 +74,16 @@ def test_all_three_together_give_one_answer():
     assert not run.notices
 
 
-def test_analyze_shows_the_whole_run_beside_the_traces(tmp_path):
+def test_analyze_names_the_command_for_dumps_beside_the_traces(tmp_path):
     for path in [*(SAMPLES / "late").glob("*"), *PROFILED.glob("*")]:
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    analysis = analyze(tmp_path, schedule="none")
-    assert analysis.whole_run.document.operations == 136
-    document = analysis.to_dict()
-    assert document["late"]["late"][0]["profiled_steps"] == [21, 24]
-    assert "late" not in analyze(PROFILED, schedule="none").to_dict()
+    (notice,) = of_code(analyze(tmp_path, schedule="none"), "recordings-beside")
+    assert f"`tracekit late {tmp_path}` shows who joins late, and hangs" in notice.message
+    assert of_code(analyze(PROFILED, schedule="none"), "recordings-beside") == []
 
 
-def test_dumps_that_cannot_be_used_do_not_stop_the_analysis_of_traces(tmp_path):
-    for path in PROFILED.glob("*"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "dump.pickle").write_bytes((SAMPLES / "late/fr_rank0.pickle").read_bytes())
-    analysis = analyze(tmp_path, schedule="none")
-    assert analysis.whole_run is None
-    assert "recordings-unused" in {notice.code for notice in analysis.notices}
+def of_code(analysis, code):
+    return [notice for notice in analysis.notices if notice.code == code]
 
 
 @pytest.mark.parametrize("missing", [["duration_ns"], ["duration_ns", "completed_by_ns"]])

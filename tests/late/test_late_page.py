@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,6 @@ from tracekit.late import late
 from tracekit.late.page import render_late_page
 from tracekit.late.page_collectives import collective_timeline
 from tracekit.late.write import check_late_output, write_late
-from tracekit.report.html.page import render_html
-from tracekit.run.analyze import analyze
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces/always-on"
 PROFILED = Path(__file__).parents[1] / "data/late-profiler"
@@ -111,26 +108,3 @@ def test_of_many_ranks_the_late_ones_are_drawn(tmp_path):
     drawn = re.findall(r">rank (\d+)</text>", picture)
     assert drawn == [*map(str, range(15)), "19"]
     assert "4 more ranks not shown" in picture
-
-
-@pytest.mark.slow
-def test_the_page_of_an_analysis_has_a_section_that_leads_to_the_recorded_steps(tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(PROFILED, folder)
-    for dump in (SAMPLES / "late").glob("fr_*"):
-        shutil.copy(dump, folder)
-    page = render_html(analyze(folder, schedule="none"))
-    section = page.split('<section id="whole-run">')[1].split("</section>")[0]
-    assert "in every third step from step 3 on" in section
-    assert re.findall(r'<a href="#timeline" data-rank="(\d)" data-step="(\d+)">', section) == [
-        ("1", "21"),
-        ("1", "24"),
-    ]
-    assert "Lateness by rank and step" in section
-    assert "Collectives of steps" in section
-    tabs = re.findall(r'<a href="#[\w-]+" data-sections="([^"]*)">', page)
-    assert sum("whole-run" in sections.split() for sections in tabs) == 1
-
-
-def test_without_dumps_the_page_has_no_such_section(analysed):
-    assert 'id="whole-run"' not in render_html(analysed("reload"))

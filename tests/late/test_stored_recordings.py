@@ -60,8 +60,9 @@ def test_dumps_beside_traces_are_in_the_store(tmp_path):
     assert [(fact.ranks, fact.period, fact.profiled_steps) for fact in run.late] == [
         ((1,), 3, (21, 24))
     ]
-    whole_run = analyze(store.path, schedule="none").whole_run
-    assert [(fact.ranks, fact.period) for fact in whole_run.late] == [((1,), 3)]
+    notices = analyze(store.path, schedule="none").notices
+    beside = [notice.values["path"] for notice in notices if notice.code == "recordings-beside"]
+    assert beside == [str(store.path)]
 
 
 def test_query_counts_the_entries_of_the_dumps(dumps, tmp_path):

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from tracekit.documents.analysis import ChangedStep
     from tracekit.graph.changes import WhatIfGraph
     from tracekit.graph.critical_path.path import CriticalPath
-    from tracekit.late.result import WholeRun
     from tracekit.memory.combine import RunMemory
     from tracekit.pipeline.against_ideal import ScheduleComparison
 
@@ -229,9 +228,6 @@ class Analysis(BaseAnalysis):
     """Whether the program trains a model or only runs it forward; None if that is not known."""
     events: tuple[RankTimeline, ...] = ()
     """Single events of each rank, for the page; empty for runs of more ranks than can be kept."""
-    whole_run: WholeRun | None = None
-    """Lateness and hangs over the whole run, if flight-recorder dumps or NCCL Inspector logs lie
-    beside the traces."""
     role_results: RoleResults = field(default_factory=RoleResults)
     """Roles, weight updates and iterations of a run whose ranks have several processes."""
     document: AnalysisDocument | None = None

@@ -114,7 +114,6 @@ def build_document(analysis: Analysis, *, findings_of: FindingsOf) -> AnalysisDo
         what_if=list(analysis.changed_steps) if analysis.graph or analysis.changed_steps else UNSET,
         by=UNSET if by is None else by.to_document(),
         **_roles(analysis.role_results, findings_of),
-        late=UNSET if analysis.whole_run is None else analysis.whole_run.to_document(),
         hiding=analysis.hiding,
         stragglers=list(analysis.stragglers.rows),
         lateness=analysis.stragglers.late_ranks(),
@@ -286,7 +285,6 @@ def _saved_notice(document: AnalysisDocument) -> Notice:
         "schedule": document.schedule is not None,
         "rates": document.rates is not None,
         "by": not isinstance(document.by, UnsetType),
-        "late": not isinstance(document.late, UnsetType),
     }
     parts = tuple(name for name, is_left_out in shown_from_events.items() if is_left_out)
     return Notice("saved-analysis", values={"kernels": len(document.kernels), "parts": parts})

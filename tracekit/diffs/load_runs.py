@@ -19,7 +19,7 @@ from tracekit._util.values import without_none
 from tracekit.analysis import Analysis
 from tracekit.analysis.saved import find_contradiction
 from tracekit.diffs.noise_thresholds import Noise
-from tracekit.diffs.run_samples import from_analysis, from_whole_run
+from tracekit.diffs.run_samples import from_analysis, from_whole_run, samples_of_whole_run
 from tracekit.diffs.runs import Run
 from tracekit.diffs.samples import SAMPLES, make_samples, slow_step_samples
 from tracekit.documents.analysis import AnalysisDocument
@@ -224,14 +224,22 @@ def _analyze_run(paths: list[str], *, keep: bool) -> Run:
     """Analyse a trace or a store; of dumps and logs alone, the whole run that they tell about."""
     from tracekit.late import late
     from tracekit.late.find_recordings import has_recordings_alone
+    from tracekit.late.run import late_beside_traces
     from tracekit.run.analyze import analyze
 
     name = public_url(paths[0]) if len(paths) == 1 else str(Path(paths[0]).parent)
     if has_recordings_alone(paths):
         return from_whole_run(late(paths).to_document(), name=name)
-    return _run_from_analysis(
-        analyze(paths, critical_path=keep, timeline=keep), name=name, keep=keep
-    )
+    analysis = analyze(paths, critical_path=keep, timeline=keep)
+    run = _run_from_analysis(analysis, name=name, keep=keep)
+    if not any(notice.code == "recordings-beside" for notice in analysis.notices):
+        return run
+    try:
+        whole_run = late_beside_traces(paths, analysis)
+    except InputError:  # a check of their figures is then inconclusive
+        return run
+    samples = pl.concat([run.samples, samples_of_whole_run(whole_run.document)])
+    return structs.replace(run, samples=samples)
 
 
 def _run_from_analysis(analysis: Analysis, *, name: str, keep: bool) -> Run:

@@ -122,8 +122,13 @@ def from_whole_run(document: LateDocument, *, name: str) -> Run:
     10
     """
     facts = Facts(world_size=_known(document.world_size), ranks=len(document.ranks) or UNSET)
-    samples = _make_samples_of_run(whole_run_values(document))
+    samples = samples_of_whole_run(document)
     return Run(name, samples, facts, recorded_steps=document.steps.count)
+
+
+def samples_of_whole_run(document: LateDocument) -> pl.DataFrame:
+    """Return the figures of a whole run that are known, one sample each."""
+    return _make_samples_of_run(whole_run_values(document))
 
 
 def whole_run_values(document: LateDocument) -> dict[str, float]:

@@ -1418,8 +1418,8 @@ class AnalysisDocument(Struct, frozen=True, kw_only=True):
     phases: list[PhaseBand] | UnsetType = UNSET
     """Phases of each process, in a run with iterations."""
     late: LateDocument | UnsetType = UNSET
-    """Lateness and hangs over the whole run, if flight-recorder dumps or NCCL Inspector logs lie
-    beside the traces."""
+    """Lateness and hangs over the whole run, in files of earlier versions; now a file of
+    ``tracekit late``."""
     hiding: Hiding | None
     """Time that hiding communication saved and cost; null if no compute ran beside
     communication."""

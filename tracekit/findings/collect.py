@@ -24,7 +24,6 @@ from tracekit.findings.ranks import rank_findings
 from tracekit.findings.recording import capture_findings, recording_findings, unexplained_idle
 from tracekit.findings.remedies import operators_with_remedy, remedy_findings
 from tracekit.findings.steps import step_findings
-from tracekit.late.findings import whole_run_findings
 from tracekit.memory.findings import memory_findings
 from tracekit.metrics.host.time_by_activity import HOST_CODES
 from tracekit.roles.findings import role_findings
@@ -43,7 +42,6 @@ REGISTRY: Mapping[str, Callable[[Context], Iterator[Finding]]] = {
     "repeated_reduction": repeated_reductions,
     "exposed": exposed_findings,
     "ranks": rank_findings,
-    "whole_run": whole_run_findings,
     "pipeline": schedule_findings,
     "work": _work_findings,
     "memory": memory_findings,
@@ -52,7 +50,7 @@ REGISTRY: Mapping[str, Callable[[Context], Iterator[Finding]]] = {
 """What makes findings, by the part of the run that it looks at."""
 
 
-INDEPENDENT_OF_STEPS = frozenset({"memory", "whole_run", "recording"})
+INDEPENDENT_OF_STEPS = frozenset({"memory", "recording"})
 """What is found also where all that was recorded is start-up or the capture of graphs, which say nothing of
 other steps."""
 TRAINING_CODES = frozenset(

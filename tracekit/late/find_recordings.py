@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from itertools import chain
 from pathlib import Path
 
-from tracekit.errors import InputError
+from tracekit.errors import InputError, Notice
 from tracekit.late.recordings import Recordings, read_recordings
 from tracekit.late.store import read_stored_recordings
 from tracekit.parsers.discovery import Discovery, discover
@@ -47,6 +48,18 @@ def read_found_recordings(discovery: Discovery) -> Recordings | None:
                 raise InputError(problem, hint="name the dumps of one run")
     notices = dict.fromkeys(chain.from_iterable(reading.notices for reading in readings))
     return Recordings(tuple(parts.values()), tuple(notices))
+
+
+def recordings_beside(discovery: Discovery) -> tuple[Notice, ...]:
+    """Return a notice that names the folder or store with dumps or logs beside discovered traces; none without."""
+    paths = [ref.path for ref in discovery.recordings if ref.reader in COLLECTIVE_READERS]
+    folders = [str(Path(path).parent) for path in paths]
+    for ref in discovery.refs:
+        if ref.reader == "store" and holds_recordings(Path(ref.path)):
+            folders.append(ref.path)
+    if not folders:
+        return ()
+    return (Notice("recordings-beside", values={"path": os.path.commonpath(folders)}),)
 
 
 def has_recordings_alone(paths: PathList) -> bool:

@@ -99,7 +99,7 @@ def list_of_lines(lines: Sequence[str]) -> str:
     return f"<ul>{items}</ul>" if items else ""
 
 
-def table_of(title: str, table: Table | None, *, level: int = 2) -> str:
+def table_of(title: str, table: Table | None) -> str:
     """Return a table below its heading; empty without a table."""
     if table is None:
         return ""
@@ -112,12 +112,10 @@ def table_of(title: str, table: Table | None, *, level: int = 2) -> str:
         rows.append(f"<tr>{cells}</tr>")
     notes = "".join(f'<p class="note">{html(note)}</p>' for note in table.remarks())
     body = f"<tr>{heads}</tr>{''.join(rows)}"
-    return (
-        f'<h{level}>{html(title)}</h{level}><div class="scroll"><table>{body}</table></div>{notes}'
-    )
+    return f'<h2>{html(title)}</h2><div class="scroll"><table>{body}</table></div>{notes}'
 
 
-def heat_map(run: WholeRun, *, level: int = 2) -> str:
+def heat_map(run: WholeRun) -> str:
     """Return lateness as a picture: a row per rank, a column per step or span of steps."""
     if run.lateness.table.is_empty() or run.lateness.step_ns is None:
         return ""
@@ -149,10 +147,10 @@ def heat_map(run: WholeRun, *, level: int = 2) -> str:
     if left_out:
         note += f"; {left_out} ranks with less lateness are not shown"
     svg = scrolled_picture("".join(cells) + ends, height)
-    return f'<h{level}>Lateness by rank and step</h{level}>{svg}<p class="note">{html(note)}</p>'
+    return f'<h2>Lateness by rank and step</h2>{svg}<p class="note">{html(note)}</p>'
 
 
-def transfer_lines(run: WholeRun, *, level: int = 2) -> str:
+def transfer_lines(run: WholeRun) -> str:
     """Return the time of transfers over the record, one line per kind and size."""
     pictures = []
     for entry in run.document.transfers[:MAX_TRANSFER_LINES]:
@@ -180,4 +178,4 @@ def transfer_lines(run: WholeRun, *, level: int = 2) -> str:
                 LINE_HEIGHT,
             )
         )
-    return f"<h{level}>Transfers over time</h{level}>{''.join(pictures)}" if pictures else ""
+    return f"<h2>Transfers over time</h2>{''.join(pictures)}" if pictures else ""

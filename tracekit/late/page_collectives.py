@@ -42,7 +42,7 @@ def scrolled_picture(content: str, height: int, *, name: str = "") -> str:
     )
 
 
-def collective_timeline(run: WholeRun, *, level: int = 2) -> str:
+def collective_timeline(run: WholeRun) -> str:
     """Return the collectives around the latest step as a picture: a row per rank, a bar per collective.
 
     The pale part of a bar is waiting for the last member; a line marks the host's call.
@@ -79,7 +79,7 @@ def collective_timeline(run: WholeRun, *, level: int = 2) -> str:
     more = f"; {counted(left_out, 'more rank')} not shown" if left_out else ""
     note = f"a bar per collective, pale while it waits for the last rank to join; a line where the host called it{more}"
     svg = scrolled_picture("".join(pieces), height, name="collectives")
-    return f'<h{level}>{html(title)}</h{level}>{svg}<p class="note">{html(capitalize(note))}.</p>'
+    return f'<h2>{html(title)}</h2>{svg}<p class="note">{html(capitalize(note))}.</p>'
 
 
 def _bar_pieces(bar: dict[str, object], *, top: int, first_ns: int, per_ns: float) -> list[str]:

@@ -19,14 +19,10 @@ from tracekit.store.files import open_store
 from tracekit.store.sources import PathList, failure_notices, read_ref, refs_of_store
 
 
-def late_beside_traces(paths: PathList, analysis: Analysis) -> WholeRun | None:
-    """Return the result for dumps and logs that lie beside analysed traces.
-
-    None if there are none.
-    """
+def late_beside_traces(paths: PathList, analysis: Analysis) -> WholeRun:
+    """Return the result for dumps and logs that lie beside analysed traces."""
     recordings = find_recordings(paths)
-    if recordings is None:
-        return None
+    assert recordings is not None
     traces = collectives_of_operations(analysis.tables["operations"], analysis.sources)
     return measure_whole_run([*recordings.parts, *traces], recordings.notices)
 

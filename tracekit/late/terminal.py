@@ -38,16 +38,6 @@ def render(run: WholeRun, width: int) -> RenderableType:
     return stack(*parts) or Text("")
 
 
-def short_lines(run: WholeRun, width: int) -> list[str]:
-    """Return the facts as lines, for a section of another report."""
-    sentences = [view.headline(run.document), *_details(run), *_facts(run)]
-    lines = [
-        wrap_text(capitalize(sentence), width, first="  ", rest="    ") for sentence in sentences
-    ]
-    recorded = "; ".join(view.record_lines(run))
-    return [*lines, wrap_text(recorded, width, first="  ", rest="    ")]
-
-
 def _details(run: WholeRun) -> list[str]:
     """Return what stands below the first line."""
     if run.document.hang is not None and run.document.hang.certain:

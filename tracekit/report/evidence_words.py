@@ -444,22 +444,6 @@ class FindingWords:
         return "" if words == " in every step" else words
 
     @property
-    def in_late_steps(self) -> str:
-        """In which steps ranks are late over a whole run, and which of them the traces show."""
-        examples = self.finding.where
-        recorded = sorted({example.step for example in examples if example.step is not None})
-        shown = ""
-        if recorded:
-            steps = steps_named(recorded)
-            shown = f" ({steps} {'is' if len(recorded) == 1 else 'are'} in the trace)"
-        period = self.evidence.get("period")
-        if isinstance(period, int):
-            return f" every {period} steps since step {self.evidence.get('since_step')}{shown}"
-        if self.evidence.get("kind") == "occasional":
-            return f" in {steps_named(self.finding.steps)}{shown}"
-        return f" in nearly every step since step {self.evidence.get('since_step')}{shown}"
-
-    @property
     def while_others_wait(self) -> str:
         """Whom the others wait for in a slow step; empty if nobody comes late to it.
 

@@ -755,34 +755,6 @@ def slow_rank_together(words: FindingWords) -> FindingTexts:
     )
 
 
-@texts("slow_rank", "whole_run")
-def slow_rank_whole_run(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=(
-            f"over the whole run, {words.ranks_named} joins collectives {words['late_ns']} "
-            f"late{words.in_late_steps}; its host calls them in time"
-        ),
-        advice=(
-            "check that GPU's clocks, temperature and power limit, and what else runs on it; "
-            "record those steps"
-        ),
-    )
-
-
-@texts("slow_rank", "whole_run_open")
-def slow_rank_whole_run_open(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=(
-            f"over the whole run, {words.ranks_named} joins collectives {words['late_ns']} "
-            f"late{words.in_late_steps}; clocks do not tell why"
-        ),
-        advice=(
-            "record those steps with the profiler, or switch on TORCH_NCCL_ENABLE_TIMING=1 and "
-            "verbose Inspector logs"
-        ),
-    )
-
-
 @texts("uneven_work")
 def uneven_work(words: FindingWords) -> FindingTexts:
     more_work = f"more work{words.tokens_words}"
@@ -821,17 +793,6 @@ def late_host(words: FindingWords) -> FindingTexts:
     )
 
 
-@texts("late_host", "whole_run")
-def late_host_whole_run(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=(
-            f"over the whole run, the host of {words.ranks_named} calls collectives "
-            f"{words['late_ns']} late{words.in_late_steps}"
-        ),
-        advice="see what that process does then: data loading, a checkpoint, garbage collection",
-    )
-
-
 @texts("late_host", "together")
 def late_host_together(words: FindingWords) -> FindingTexts:
     late = "start their work late together"
@@ -847,62 +808,6 @@ def late_host_together(words: FindingWords) -> FindingTexts:
     )
 
 
-@texts("hang")
-def hang(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text="an operation did not complete",
-        advice="`tracekit late` shows which",
-    )
-
-
-@texts("hang", "missing")
-def hang_missing(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=(
-            f"{words.ranks_named} did not join {words['op']} of {words['op_bytes']} (number "
-            f"{words['sequence']} of group {words['group']}); {words['waiting_ranks']} ranks wait"
-        ),
-        advice=(
-            "look at what that process did then: its stack, its log; `tracekit late` shows its "
-            "last operation"
-        ),
-    )
-
-
-@texts("hang", "no_dump")
-def hang_no_dump(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=(
-            f"{words.ranks_named} may not have joined {words['op']} of {words['op_bytes']} (number "
-            f"{words['sequence']} of group {words['group']}): no dump; {words['waiting_ranks']} ranks "
-            "wait"
-        ),
-        advice="look for its dump and its log: the process may have ended",
-    )
-
-
-@texts("hang", "mismatch")
-def hang_mismatch(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=(
-            f"{words.ranks_named} called another operation than {words['op']} of "
-            f"{words['op_bytes']} (number {words['sequence']} of group {words['group']})"
-        ),
-        advice="make all ranks call the same operations in the same order",
-    )
-
-
-@texts("hang", "stuck")
-def hang_stuck(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=(
-            f"{words['op']} of {words['op_bytes']} (number {words['sequence']} of group "
-            f"{words['group']}) did not complete, though all joined"
-        ),
-        advice="check links and GPUs of its ranks (NCCL_DEBUG=INFO)",
-    )
-
-
 @texts("slow_link")
 def slow_link(words: FindingWords) -> FindingTexts:
     return FindingTexts(
@@ -911,28 +816,6 @@ def slow_link(words: FindingWords) -> FindingTexts:
             "their size"
         ),
         advice=f"check the links of rank {words.rank} and its place in the topology",
-    )
-
-
-@texts("slow_link", "degraded")
-def slow_link_degraded(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=(
-            f"{words['op']} of {words['op_bytes']} in group {words['group']} takes "
-            f"{words['slow_ns']} instead of {words['usual_ns']} since step {words['since_step']}"
-        ),
-        advice="check the links of its ranks: errors, retries, another job on them",
-    )
-
-
-@texts("slow_link", "slower_than_others")
-def slow_link_slower_than_others(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=(
-            f"{words['op']} of {words['op_bytes']} in group {words['group']} takes "
-            f"{words['slow_ns']}, in other groups {words['usual_ns']}"
-        ),
-        advice="check the links of its ranks and their place in the topology",
     )
 
 

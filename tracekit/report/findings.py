@@ -137,8 +137,8 @@ def _find_and_word(analysis: Analysis) -> tuple[Finding, ...]:
 def with_sentences(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return findings with their sentences: what costs time and why, and what to do about it.
 
-    >>> with_sentences([Finding(code="hang", cost_ns=4_000_000, share=0.2)])[0].text
-    'an operation did not complete'
+    >>> with_sentences([Finding(code="schedule_gap", cost_ns=4_000_000, share=0.2)])[0].advice
+    "shorten or move the work between the stages' computations"
     """
     return tuple(
         msgspec.structs.replace(finding, **finding_texts(finding)._asdict()) for finding in findings

@@ -5,6 +5,7 @@ A function's parameters are the values of the notice that its sentence needs, by
 put before it.
 """
 
+import shlex
 from collections.abc import Callable, Sequence
 
 from tracekit._util.text import (
@@ -105,7 +106,6 @@ PARTS_OF_EVENTS = {
     "schedule": "the pipeline and its ideal",
     "rates": "rates",
     "by": "rows by layer or module",
-    "late": "lateness over the whole run",
 }
 """What reports show of the events, in words."""
 
@@ -549,6 +549,14 @@ def ranks_by_order(processes: int, largest_group: int, first_host: str, first_pi
 @sentence("recordings-unused")
 def recordings_unused(error: str) -> str:
     return f"dumps and logs beside the traces are not used: {error}"
+
+
+@sentence("recordings-beside")
+def recordings_beside(path: str) -> str:
+    return (
+        "dumps or logs of the whole run lie beside the traces: "
+        f"`tracekit late {shlex.quote(path)}` shows who joins late, and hangs"
+    )
 
 
 @sentence("recorder-left-out")

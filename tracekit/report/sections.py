@@ -53,10 +53,6 @@ SECTIONS: tuple[Section, ...] = (
         id="timeline", title="Timeline", name="Timeline", about="every event of every rank", media=("page",)
     ),
     Section(id="words", title="In words", name="In words", media=("page",)),
-    Section(
-        id="whole-run", title="The whole run, from dumps and logs", name="Whole run",
-        about="from dumps and logs", media=("terminal", "page"),
-    ),
     Section(id="roles", title="Roles, iterations and weight updates", name="Roles"),
     Section(id="iterations", title="Iterations", name="Iterations", media=("page",)),
     Section(id="weight-updates", title="Weight updates", name="Weight updates", media=("page",)),
@@ -247,7 +243,7 @@ TABS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Roles", ("iterations", "roles", "weight-updates")),
     ("Budget", ("budget", "ranks", "overlap", "idle", "host", "steps")),
     ("Memory", ("memory",)),
-    ("Critical path", ("critical-path", "stragglers", "changes", "whole-run")),
+    ("Critical path", ("critical-path", "stragglers", "changes")),
     ("Kernels", ("kernels", "by", "rates", "copies")),
     ("Notes", ("warnings", "definitions")),
 )

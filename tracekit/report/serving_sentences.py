@@ -206,17 +206,6 @@ def late_host(words: FindingWords) -> FindingTexts:
     )
 
 
-@serving_texts("late_host", "whole_run")
-def late_host_whole_run(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=(
-            f"over the whole run, the host of {words.ranks_named} calls collectives "
-            f"{words['late_ns']} late{words.in_late_steps}"
-        ),
-        advice=f"see what that process does then: {host_activities(words)}",
-    )
-
-
 @serving_texts("late_host", "together")
 def late_host_together(words: FindingWords) -> FindingTexts:
     return FindingTexts(

@@ -14,7 +14,6 @@ from tracekit.analysis.saved import read_saved
 from tracekit.documents.analysis import AnalysisDocument, ChangedStep
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.findings import Finding
-from tracekit.late.late_result import LateResult
 from tracekit.report.findings import findings_of
 from tracekit.report.notebook import NOTEBOOK_WIDTH, analysis_html, findings_html, screen_html
 from tracekit.report.notices import with_messages
@@ -78,8 +77,6 @@ class AnalysisResult(Analysis, HasDocument):
         roles = [
             msgspec.structs.replace(role, analysis=cls.of(role.analysis)) for role in results.roles
         ]
-        if analysis.whole_run is not None:
-            fields["whole_run"] = LateResult.of(analysis.whole_run)
         fields["notices"] = with_messages(analysis.notices)
         fields["role_results"] = msgspec.structs.replace(results, roles=tuple(roles))
         return cls(**fields)

@@ -53,7 +53,7 @@ def find_roles(
         return _find_named_roles(paths, ranks=ranks, rank=rank)
     discovery = find(paths, ranks=ranks, rank=rank)
     if any(ref.role for ref in discovery.refs):
-        return _with_ranks(list(discovery.refs), list(discovery.notices))
+        return _with_ranks(discovery)
     try:
         check_single_run(discovery.refs)
     except InputError:
@@ -70,7 +70,7 @@ def find_roles(
             raise
     else:
         return discovery
-    return _with_ranks(refs_with_roles, list(discovery.notices))
+    return _with_ranks(replace(discovery, refs=tuple(refs_with_roles)))
 
 
 def _find_named_roles(
@@ -83,7 +83,7 @@ def _find_named_roles(
         discovery = find(role_paths, ranks=ranks, rank=rank)
         refs += [replace(ref, role=role) for ref in discovery.refs]
         notices += discovery.notices
-    return _with_ranks(refs, notices)
+    return _with_ranks(Discovery(tuple(refs), tuple(notices)))
 
 
 def group_by_role(refs: Iterable[SourceRef]) -> dict[str | None, list[SourceRef]]:
@@ -139,8 +139,10 @@ def _follow_each_other(refs: Sequence[SourceRef]) -> bool:
     return any(start_ns >= end_ns for (_, end_ns), (start_ns, _) in pairwise(ordered))
 
 
-def _with_ranks(refs: list[SourceRef], notices: list[Notice]) -> Discovery:
+def _with_ranks(discovery: Discovery) -> Discovery:
     """Return the sources of all roles, each with its rank; raise if a role is no run of its own."""
+    refs = list(discovery.refs)
+    notices = list(discovery.notices)
     if any(ref.rank is None and ref.reader in PYTORCH_READERS for ref in refs):
         refs, guessed = _find_ranks(refs)
         notices += guessed
@@ -149,7 +151,7 @@ def _with_ranks(refs: list[SourceRef], notices: list[Notice]) -> Discovery:
     order = sorted(
         refs, key=lambda ref: (ref.role or "", ref.rank is None, ref.rank or 0, ref.path)
     )
-    return Discovery(tuple(order), notices=tuple(notices))
+    return replace(discovery, refs=tuple(order), notices=tuple(notices))
 
 
 def _roles_by_content(refs: Sequence[SourceRef]) -> list[SourceRef] | None:

@@ -21,6 +21,7 @@ from tracekit.classify import RuleBook
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.findings.host import asks_for_stacks
 from tracekit.graph.changes import parse_change
+from tracekit.late.find_recordings import recordings_beside
 from tracekit.metrics.peaks import check_gpu
 from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks, unknown_rank_error
 from tracekit.parsers.source_refs import SourceRef
@@ -176,11 +177,7 @@ def analyze(
             ),
             named=roles_named_by_caller,
         )
-        # Dumps and logs are looked for where the traces are, not in a store made of them or in
-        # those of several roles.
-        if isinstance(traces, Trace | Mapping | OneRole):
-            return AnalysisResult.of(analysis)
-        return AnalysisResult.of(_with_whole_run(analysis, traces))
+        return AnalysisResult.of(analysis)
 
     result = measure_and_combine(options)
     if stacks is None and any(map(asks_for_stacks, result.findings)):
@@ -319,7 +316,9 @@ def _measure(
     ranks, run_notices = _check_results(results, options.ranks, strict=strict, named=named)
     _check_capture_used(capture, ranks)
     return _MeasuredRanks(
-        ranks=ranks, paths=[ref.path for ref in refs], notices=(*discovery.notices, *run_notices)
+        ranks=ranks,
+        paths=[ref.path for ref in refs],
+        notices=(*discovery.notices, *run_notices, *recordings_beside(discovery)),
     )
 
 
@@ -400,23 +399,6 @@ def _check_capture_used(capture: PathList | None, ranks: Sequence[MeasuredRank])
             of_any_rank = replace_fields(notice, ranks=())
             raise InputError("the capture fits no replay", hint=hint, notice=of_any_rank)
     raise InputError("the traces replay no graph", hint="leave --capture out")
-
-
-def _with_whole_run(analysis: Analysis, paths: PathList) -> Analysis:
-    """Add what dumps and logs beside the traces tell about the whole run.
-
-    Those that cannot be used are a notice.
-    """
-    from tracekit.late.run import late_beside_traces
-
-    try:
-        whole_run = late_beside_traces(paths, analysis)
-    except InputError as error:
-        notice = Notice("recordings-unused", values={"error": error.message})
-        return replace(analysis, notices=(*analysis.notices, notice))
-    if whole_run is None:
-        return analysis
-    return replace(analysis, whole_run=whole_run)
 
 
 def _measure_trace(trace: Trace, options: Options) -> _MeasuredRanks:

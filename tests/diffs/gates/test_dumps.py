@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from tracekit.errors import InputError
 from tracekit.late import late
 from tracekit.late.write import write_late
 
-SAMPLES = Path(__file__).parents[3] / "sample_traces/always-on"
+ROOT = Path(__file__).parents[3]
+SAMPLES = ROOT / "sample_traces/always-on"
+PROFILED = ROOT / "tests/data/late-profiler"
 
 
 @pytest.fixture
@@ -51,6 +54,24 @@ def test_limits_are_judged(dumps, requirement, verdict):
 
 def test_a_hang_breaks_its_limit():
     assert gate(SAMPLES / "hang", require=["run_hangs < 1"]).verdict == "regressed"
+
+
+def test_dumps_beside_traces_are_judged_with_them(tmp_path):
+    for path in [*(SAMPLES / "late").glob("*"), *PROFILED.glob("*")]:
+        shutil.copy(path, tmp_path)
+    requirements = ["run_late_ms < 8", "run_hangs < 1", "step_ms < 1000"]
+    verdicts = {
+        check.metric: check.verdict for check in gate(tmp_path, require=requirements).checks
+    }
+    assert verdicts == {"run_late_ms": "regressed", "run_hangs": "pass", "step_ms": "pass"}
+
+
+def test_dumps_that_cannot_be_used_leave_the_figures_of_the_traces(tmp_path):
+    for path in PROFILED.glob("*"):
+        shutil.copy(path, tmp_path)
+    shutil.copy(SAMPLES / "late/fr_rank0.pickle", tmp_path / "dump.pickle")
+    assert gate(tmp_path, require=["step_ms < 1000"]).verdict == "pass"
+    assert gate(tmp_path, require=["run_hangs < 1"]).verdict == "inconclusive"
 
 
 def test_a_hang_that_is_not_certain_is_inconclusive(tmp_path):

@@ -10,7 +10,6 @@ from tracekit.analysis.combine.spread import FIGURES, Figure, Spread, by_rank
 from tracekit.documents.analysis import Figures
 from tracekit.documents.diff import DiffDocument, Waterfall
 from tracekit.documents.page import DiffData, DiffSide, PageData, RankRemark, ScheduleChoice
-from tracekit.late.page_beside_traces import whole_run_section
 from tracekit.memory.page_charts import charts_of_analysis
 from tracekit.report.ci import finding_words, words
 from tracekit.report.html.charts import (
@@ -105,7 +104,6 @@ def render_html(analysis: Analysis) -> str:
         figure_titles=FIGURES,
         max_different=MAX_DIFFERENT_RANKS,
         lanes=ranks,
-        whole_run=whole_run_section(analysis, ranks),
         left_out=left_out,
         clock=clock,
         iterations=iterations,

@@ -13,7 +13,6 @@ from rich.text import Text
 from tracekit._util.text import counted, percent, terminal
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import RankFigures
-from tracekit.late.terminal import short_lines
 from tracekit.report.palette import (
     BAD,
     COMPUTE_COLOUR,
@@ -94,12 +93,6 @@ def render(
         out.print(body, crop=False)  # a command to copy may be longer than a line
     if full:
         out.print(closing_lines(view, page_written=page_written))
-
-
-def whole_run(view: View, width: int) -> RenderableType | None:
-    """Return who is late over the whole run, and hangs, from dumps and logs beside the traces."""
-    run = view.analysis.whole_run
-    return None if run is None else Text("\n".join(short_lines(run, width)))
 
 
 def closing_lines(view: View, *, page_written: bool) -> Text:
@@ -432,7 +425,6 @@ def requested_changes(view: View, width: int) -> RenderableType | None:
 
 
 DRAWINGS: Mapping[str, Drawing] = {
-    "whole-run": whole_run,
     "roles": roles,
     "budget": budget,
     "ranks": many_ranks,
@@ -455,7 +447,6 @@ DRAWINGS: Mapping[str, Drawing] = {
 BRIEF_DRAWINGS: Mapping[str, Drawing] = {"changes": requested_changes, "schedule": what_if}
 """Sections printed behind the five lines: predictions that were asked for."""
 SHORT_DRAWINGS: Mapping[str, Drawing] = {
-    "whole-run": whole_run,
     "schedule": draw_schedule,
     "changes": requested_changes,
     "by": DRAWINGS["by"],
