@@ -61,6 +61,24 @@ def test_nesting_agrees_with_a_search_of_all_ranges(rows, points):
         assert nested.point_annotation[i] == around(t, moment, ANNOTATION, len(rows))
 
 
+def test_an_annotation_that_begins_within_another_and_lies_mostly_behind_it_is_outside():
+    """The mark of a step begins within the optimizer's range of the step before, whose hook sets it."""
+    rows = [(0, 90, 101), (0, 100, 200), (0, 110, 115), (0, 198, 203)]
+    thread, start, end = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    nested = nest(
+        thread=thread,
+        start=start,
+        end=end,
+        kind=np.full(4, ANNOTATION),
+        name=np.arange(4),
+        point_thread=np.array([0, 0]),
+        point_time=np.array([150, 202]),
+        siblings=False,
+    )
+    assert nested.ann_of.tolist() == [-1, -1, 1, -1]
+    assert nested.point_annotation.tolist() == [1, 3]
+
+
 def _calls(rows):
     """Sort ranges by thread and start, and cut those of one thread so that they nest as calls do."""
     out = []

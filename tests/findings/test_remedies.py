@@ -101,6 +101,25 @@ def test_a_product_faster_than_float32_can_be_runs_on_tensor_cores(findings_of):
     assert finding.case == "narrow"
 
 
+@pytest.mark.parametrize(
+    ("node", "is_found"),
+    [
+        ("MmBackward0", True),
+        ("LinalgCholeskyExBackward0", False),
+        ("LinalgVectorNormBackward0", True),
+    ],
+)
+def test_products_inside_factorisations_keep_their_precision(findings_of, node, is_found):
+    calls = products("float", SIMT, ns=3_000_000)
+
+    def fill(recording, start, index):
+        calls(recording, start, index)
+        recording.op(f"autograd::engine::evaluate_function: {node}", start + 0.01, start + 0.5)
+        recording.op(node, start + 0.02, start + 0.5)
+
+    assert ("precision" in findings_of(fill, period=30.0)) == is_found
+
+
 def test_kernels_of_float64_tensors_are_found_and_double_scalars_are_not(findings_of):
     tensor = Calls().add("aten::mul", [[8192, 8192], [8192, 8192]], ["double", "double"], 4_000_000)
     finding = findings_of(tensor, period=6.0)["precision"]
@@ -408,6 +427,22 @@ def test_conversions_around_convolutions_go_where_channels_are_last(findings_of)
     assert finding.saves_ns == pytest.approx(4 * 300_000, rel=0.08)
     calls.calls = [call for call in calls.calls if "nchw" not in call[4]]
     assert "layout" not in findings_of(calls, period=6.0)
+
+
+def test_channels_last_pays_for_group_norms_which_are_slower_there(findings_of):
+    """Conversions of 1.2 ms go; group norms of 1 ms each take twice as long."""
+    image = [32, 64, 56, 56]
+    types = [BF16, BF16]
+    conversion = "void cudnn::nchwToNhwcKernel<bf16>"
+    calls = Calls()
+    for _ in range(4):
+        shapes = [image, [64, 64, 3, 3]]
+        calls.add("aten::cudnn_convolution", shapes, types, 300_000, name=conversion)
+        calls.add("aten::cudnn_convolution", shapes, types, 500_000, name="sm80_xmma_fprop_bf16")
+    assert "layout" in findings_of(calls, period=12.0)
+    for _ in range(4):
+        calls.add("aten::native_group_norm", [image, [64]], types, 1_000_000)
+    assert "layout" not in findings_of(calls, period=12.0)
 
 
 def busy_host(*, stalled_ops, call=None):

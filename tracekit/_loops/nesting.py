@@ -56,7 +56,8 @@ def nest(
 ) -> None:
     """Find the innermost op and annotation around every range and around every point.
 
-    A range contains the moment at which it starts, and not the one at which it ends.
+    A range contains the moment at which it starts, and not the one at which it ends. Annotations may
+    cross: one that lies mostly behind another contains what both do.
 
     Args:
         thread, start, end, kind, name: Ranges by thread, then start, the longer first.
@@ -121,6 +122,13 @@ def nest(
             last_op_at_depth[0] = -1
         open_ops = _count_open(op_stack, open_ops, end, start[i])
         open_annotations = _count_open(annotation_stack, open_annotations, end, start[i])
+        if kind[i] != op_kind:
+            # An annotation that lies mostly behind the end of one that it begins in is not inside that.
+            while open_annotations > 0:
+                around = annotation_stack[open_annotations - 1]
+                if end[i] - end[around] <= end[around] - start[i]:
+                    break
+                open_annotations -= 1
         op_around[i] = op_stack[open_ops - 1] if open_ops > 0 else -1
         annotation_around[i] = (
             annotation_stack[open_annotations - 1] if open_annotations > 0 else -1

@@ -17,7 +17,7 @@ from tracekit.documents.findings import MAX_PLACES_PER_FINDING, EvidenceValue, F
 from tracekit.findings.context import Context, places_of
 from tracekit.graph.event_graph import EventGraph
 from tracekit.graph.remedies import FUSE, FUSE_LOSS, select_remedies
-from tracekit.metrics.remedies.rows import HOST_ALONE
+from tracekit.metrics.remedies.rows import HOST_ALONE, SLOWER_OPERATORS
 
 MIN_SAVED_SHARE = 0.05
 """Share of the step that a change must save to be advised: predictions are not more exact than that."""
@@ -170,8 +170,9 @@ def _changed_work(context: Context, change: str) -> _Changed:
 
 
 def _changed_events(graph: EventGraph, change: str) -> pl.DataFrame:
-    """Return the remedies of a change but those that spare the host alone."""
-    return select_remedies(graph, change).filter(pl.col("what").ne_missing(HOST_ALONE))
+    """Return the remedies of a change but those that spare the host alone, or make something slower."""
+    is_changed = pl.col("what").is_in([HOST_ALONE, SLOWER_OPERATORS]).fill_null(value=False).not_()
+    return select_remedies(graph, change).filter(is_changed)
 
 
 def _places(context: Context, graph: EventGraph, change: str) -> tuple[Place, ...]:

@@ -23,7 +23,7 @@ from tracekit.metrics.remedies.recompute import recompute_remedies
 from tracekit.metrics.remedies.removals import removal_remedies, stall_remedies
 from tracekit.metrics.remedies.rows import REMEDIES, REMEDY, RankWork, without_rows
 from tracekit.metrics.remedies.speeds import measure_speeds
-from tracekit.metrics.remedies.work import FUSED_ATTENTION, describe_work
+from tracekit.metrics.remedies.work import FUSED_ATTENTION, PATTERNS, describe_work
 
 __all__ = ["REMEDIES", "REMEDY", "find_remedies", "rank_work"]
 
@@ -110,6 +110,13 @@ def rank_work(
             pl.col("kind", "op", "name", "shapes", "dtype").first(),
             pl.col("ns").sum(),
             is_weight_gradient=(pl.col("label") == "wgrad").any(),
+            keeps_precision=(
+                pl.col("node").str.contains(PATTERNS["full_precision_node"])
+                | pl.col("chain").str.contains(PATTERNS["full_precision_operator"])
+                | pl.col("op").str.contains(PATTERNS["vector_product"])
+            )
+            .fill_null(value=False)
+            .any(),
             # The backward of a convolution computes two gradients; its FLOP are those of one.
             flop=pl.col("flop").first()
             * pl.when(pl.col("op").first() == CONVOLUTION_BACKWARD)

@@ -2,7 +2,8 @@
 
 A product's new time is its FLOP at the rate that the GPU reaches for that type, or its bytes at the
 memory's bandwidth, whichever is longer. A product that is slow for its sizes stays so: its share of
-the peak, compared with that of other products of its type, carries over.
+the peak, compared with that of other products of its type, carries over. Inside factorisations and solves
+PyTorch multiplies in full precision whatever is allowed: their products keep their type.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FLOAT64_SHARE = Share(0.4, 0.5, 0.7)
 def precision_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
     """Yield the remedies ``tf32``, ``bf16`` or ``fp16``, and ``fp32``."""
     speeds = rank.speeds
-    calls = _with_used_type(rank)
+    calls = _with_used_type(rank).filter(~pl.col("keeps_precision"))
     if TF32 in speeds.peaks:
         products = calls.filter(
             pl.col("kind").is_in(["product", "convolution"]) & (pl.col("used") == "fp32")

@@ -6,13 +6,22 @@ shape.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Collection, Iterator
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import polars as pl
 
 from tracekit.intervals import Intervals
-from tracekit.metrics.remedies.rows import REMEDIES, RankWork, new_durations, without_events
+from tracekit.metrics.remedies.rows import (
+    REMEDIES,
+    SLOWER_OPERATORS,
+    RankWork,
+    new_durations,
+    without_events,
+)
 from tracekit.metrics.remedies.speeds import Share
 from tracekit.metrics.remedies.work import PATTERNS
 
@@ -39,6 +48,22 @@ BATCH_NORM_PASSES = {False: 3, True: 5}
 """Times that a batch norm reads or writes its input, forward and backward."""
 BATCH_NORM_SHARE = Share(0.3, 0.45, 0.65)
 """Share of the memory's bandwidth that batch norms reach where channels are last."""
+CHANNELS_LAST = "channels last"
+
+
+class LayoutFactors(msgspec.Struct, frozen=True):
+    """Time of operators on images with their channels last over that with their channels first."""
+
+    operators: tuple[str, ...]
+    low: float
+    likely: float
+    high: float
+
+
+SLOWER_WITH_CHANNELS_LAST = msgspec.convert(
+    tomllib.loads(Path(__file__).with_name("layouts.toml").read_text(encoding="utf-8"))["slower"],
+    tuple[LayoutFactors, ...],
+)
 MIN_HOST_SHARE = 1e-3
 """Share of the host's time before a launch that is left without its stalls, at least."""
 
@@ -113,14 +138,8 @@ def _fused_optimizer(rank: RankWork, *, without: Collection[int] = ()) -> Iterat
             likely_ns=pl.col("ns") * FOREACH_FACTORS.likely,
             high_ns=pl.col("ns") * FOREACH_FACTORS.high,
         )
-        remedies = new_durations(priced, "fused optimizer", what="foreach")
-        # A fused kernel takes as many tensors as the one for a single operation does.
-        in_step = ["part", "op"]
-        kernels = foreach.group_by(in_step).agg(kernels=pl.len())
-        kept = kernels.sort("part", "kernels", "op").unique("part", keep="first")
-        of_kept = foreach.join(kept, on=in_step, how="semi")["row"]
-        keeps_launch = pl.col("row").is_in(of_kept.implode())
-        yield remedies.with_columns(host_share=keeps_launch.cast(pl.Float64))
+        # The call of a fused kernel takes the host about as long as all of these: only the GPU is done sooner.
+        yield new_durations(priced, "fused optimizer", what="foreach")
     # Products are those of an optimizer that no fused kernel replaces, and none zeroes gradients.
     loop = events.filter(
         ~is_foreach
@@ -225,7 +244,7 @@ def _in_few_kernels(
 
 
 def _channels_last(rank: RankWork) -> Iterator[pl.DataFrame]:
-    """Yield the remedies of convolutions and batch norms whose channels are not last."""
+    """Yield the remedies of images whose channels are not last: what would be faster then, and what slower."""
     convolutions = rank.events.filter(pl.col("kind") == "convolution")
     if convolutions.is_empty():
         return
@@ -236,7 +255,8 @@ def _channels_last(rank: RankWork) -> Iterator[pl.DataFrame]:
     )
     if conversions.is_empty() and norms.is_empty():
         return
-    yield without_events(conversions, "channels last", what="conversions")
+    yield without_events(conversions, CHANNELS_LAST, what="conversions")
+    yield _slower_with_channels_last(rank)
     bandwidth = rank.speeds.bandwidth
     if norms.is_empty() or bandwidth is None:
         return
@@ -250,4 +270,24 @@ def _channels_last(rank: RankWork) -> Iterator[pl.DataFrame]:
         likely_ns=full_ns / BATCH_NORM_SHARE.likely,
         high_ns=full_ns / BATCH_NORM_SHARE.low,
     )
-    yield new_durations(priced, "channels last", what="norms")
+    yield new_durations(priced, CHANNELS_LAST, what="norms")
+
+
+def _slower_with_channels_last(rank: RankWork) -> pl.DataFrame:
+    """Return the remedies of images' operators that take longer where channels are last.
+
+    A change of the layout reaches all of a model: it pays for these.
+    """
+    of_images = rank.events.filter(pl.col("dims").list.len() > 3)
+    frames = [REMEDIES.to_frame()]
+    for factors in SLOWER_WITH_CHANNELS_LAST:
+        events = of_images.filter(pl.col("op").is_in(factors.operators)).with_columns(
+            group="row",
+            low_ns=pl.col("ns") * factors.low,
+            likely_ns=pl.col("ns") * factors.likely,
+            high_ns=pl.col("ns") * factors.high,
+        )
+        frames.append(
+            new_durations(events, CHANNELS_LAST, what=SLOWER_OPERATORS, may_be_longer=True)
+        )
+    return pl.concat(frames)

@@ -11,6 +11,8 @@ from tracekit.metrics.remedies.speeds import Speeds
 
 HOST_ALONE = "host"
 """What is changed where an event keeps its duration, and only the host does less before its launch."""
+SLOWER_OPERATORS = "slower operators"
+"""What is changed where a change makes events slower, and pays for that."""
 REMEDY = pl.Struct(
     {
         "change": pl.String(),  # as it is asked for: "bf16", "fused attention", …
@@ -34,8 +36,8 @@ class RankWork(msgspec.Struct, frozen=True, eq=False):
     """``work.WORK`` beside ``ns``, start, end, launch, part, label, pass, stream, op_id, module, chain,
     node and bytes of a copy."""
     calls: pl.DataFrame
-    """Calls of products, convolutions and attention: kind, op, dtype, flop, ns, and the ``call`` that
-    ``events`` have as well."""
+    """Calls of products, convolutions and attention: kind, op, dtype, flop, ns, whether PyTorch ``keeps_precision``
+    of them, and the ``call`` that ``events`` have as well."""
     speeds: Speeds
 
 
@@ -64,6 +66,7 @@ def new_durations(
     *,
     what: str | None = None,
     keeps_first: bool = False,
+    may_be_longer: bool = False,
 ) -> pl.DataFrame:
     """Return remedies of events that share one new duration.
 
@@ -73,6 +76,7 @@ def new_durations(
         change: Its text.
         what: What is changed.
         keeps_first: Whether only the first launch of each group remains; else all do.
+        may_be_longer: Whether new durations may exceed the present ones; else these are the most.
     """
     if events.is_empty():
         return REMEDIES.to_frame()
@@ -80,12 +84,11 @@ def new_durations(
     share = pl.col("ns") / old_ns
     is_first = pl.col("row") == pl.col("row").min().over("group")
     host_share = pl.when(is_first).then(1.0).otherwise(0.0) if keeps_first else pl.lit(1.0)
-    new_ns = [
-        (share * pl.min_horizontal(name, old_ns)).round().cast(pl.Int64).alias(name)
-        for name in ("low_ns", "likely_ns", "high_ns")
-    ]
+    names = ("low_ns", "likely_ns", "high_ns")
+    new_ns = [pl.col(name) if may_be_longer else pl.min_horizontal(name, old_ns) for name in names]
+    new_ns = [(share * expression).round().cast(pl.Int64) for expression in new_ns]
     frame = events.with_columns(
-        *new_ns,
+        **dict(zip(names, new_ns, strict=True)),
         change=pl.lit(change),
         what=pl.lit(what, pl.String()),
         host_share=host_share,
