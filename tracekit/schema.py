@@ -64,6 +64,8 @@ NAMELESS = "[unknown kernel]"
 communicates."""
 UNTIMED = "GPU events without usable times"
 """Key of ``Source.skipped``: GPU events in the file whose start or duration is unusable."""
+ON_OTHER_GPUS = "events on other devices"
+"""Key of ``Source.skipped``: GPU events of a process on GPUs other than the one that it computes on."""
 DAMAGED = "damaged events"
 """Key of ``Source.skipped``: events that cannot be read at all, whether of the host or of the
 GPU."""

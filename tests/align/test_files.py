@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tracekit import analyze
+from tracekit import analyze, load
 from tracekit.errors import InputError
 from tracekit.report.view import view_of
 from tracekit.report.view.stragglers import name_straggler
@@ -87,6 +87,50 @@ def test_several_processes_in_one_file_are_refused_with_the_reason(tmp_path):
     one = trace(0, [(t, t + 500) for t in STARTS])
     (tmp_path / "merged.json").write_text(json.dumps(one))
     assert analyze(tmp_path / "merged.json", schedule="none").total.budget.span_ns
+
+
+def test_two_processes_on_one_gpu_are_not_one_rank(tmp_path):
+    """As above, but both processes call their GPU 0."""
+    merged = trace(0, [(t, t + 500) for t in STARTS])
+    other = trace(1, [(t, t + 500) for t in STARTS])["traceEvents"]
+    for event in other:
+        if event["cat"] == "kernel":
+            event["pid"] = event["args"]["device"] = 0
+        if "correlation" in event["args"]:
+            event["args"]["correlation"] += 500_000
+    merged["traceEvents"] += other
+    (tmp_path / "merged.json").write_text(json.dumps(merged))
+    with pytest.raises(InputError, match="several processes with a GPU each"):
+        analyze(tmp_path / "merged.json")
+
+
+@pytest.mark.parametrize("command", ["analyze", "doctor"])
+def test_one_process_that_computes_on_two_gpus_is_refused(tmp_path, run_command, command):
+    """As `device_map` and DataParallel do. Each GPU idles half of the time, which their union hides."""
+    two_gpus = trace(0, [(t, t + 500) for t in STARTS])
+    for event in two_gpus["traceEvents"]:
+        if event["cat"] == "kernel" and event["ts"] > 15_000:
+            event["pid"] = event["args"]["device"] = 1
+    (tmp_path / "rank0.json").write_text(json.dumps(two_gpus))
+    shown = run_command(command, tmp_path / "rank0.json")
+    assert shown.returncode == 2
+    (line,) = shown.stderr.splitlines()
+    assert "one process computes on 2 GPUs (GPU 0: 4 kernels, GPU 1: 4 kernels)" in line
+    assert "one GPU per process" in line
+
+
+def test_a_kernel_on_another_gpu_is_left_out_and_counted(tmp_path):
+    run = trace(0, [(t, t + 500) for t in STARTS])
+    elsewhere = {"correlation": 77, "device": 1, "stream": 7}
+    run["traceEvents"] += [
+        _event("cuda_runtime", "cudaLaunchKernel", 5_000, 5, 0, correlation=77),
+        {**_event("kernel", "fill", 5_010, 3, 0, **elsewhere), "pid": 1},
+    ]
+    (tmp_path / "rank0.json").write_text(json.dumps(run))
+    trace_read = load(tmp_path / "rank0.json")
+    assert trace_read.events["device"].drop_nulls().unique().to_list() == [0]
+    assert trace_read.sources[0].skipped["events on other devices"] == 1
+    assert not any(notice.code == "no-launches" for notice in trace_read.notices)
 
 
 @pytest.mark.parametrize(("apart_us", "candidates"), [(50, [1, 2]), (300, [2])])

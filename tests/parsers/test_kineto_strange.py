@@ -43,7 +43,7 @@ def streams(count):
         for k in range(count)
         for event in (
             launch(100 + k, k),
-            with_args(kernel(f"k{k}", 110 + k, 10, k), stream=k, device=k % 7),
+            with_args(kernel(f"k{k}", 110 + k, 10, k), stream=k),
         )
     ]
 

@@ -10,7 +10,7 @@ import polars as pl
 from msgspec.structs import replace
 
 from tracekit._loops import warn_if_uncompiled
-from tracekit._util.text import listing
+from tracekit._util.text import counted, listing
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.kineto.blocks import (
     OtherLayoutError,
@@ -25,7 +25,7 @@ from tracekit.parsers.kineto.table import EventTable, TableBuilder, build_memory
 from tracekit.parsers.long_names import long_name_notice
 from tracekit.parsers.source_refs import rank_in_name
 from tracekit.parsers.steps import assign_steps
-from tracekit.schema import DAMAGED, EVENTS, UNTIMED, RankEvents, Source
+from tracekit.schema import DAMAGED, EVENTS, GPU_KINDS, ON_OTHER_GPUS, UNTIMED, RankEvents, Source
 
 # September 2001: no PyTorch trace is older, so a smaller time counts from some other start.
 _MIN_TIME_SINCE_1970_NS = 10**18
@@ -103,6 +103,7 @@ def rank_of_file(
     file: ScannedFile, events: pl.DataFrame, memory: pl.DataFrame, *, number: int, rank_from: str
 ) -> RankEvents:
     """Return a rank: all events of its file, or those of its processes."""
+    events, elsewhere = keep_one_gpu(file.name, events)
     if number:
         rank = pl.lit(number, EVENTS["rank"])
         events = events.with_columns(rank=rank)
@@ -113,6 +114,7 @@ def rank_of_file(
         rank=number,
         rank_from=rank_from,
         record_shapes=_record_shapes(file.header.record_shapes, events),
+        skipped={**file.header.skipped, **elsewhere},
         counts=count_kinds(events),
         pid=process_id(events),
     )
@@ -160,12 +162,16 @@ def _scan(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:
 
 
 def refuse_several_processes(name: str, events: pl.DataFrame) -> None:
-    """Raise an error if several processes, each with a GPU, were merged into one file: they are not one rank."""
+    """Raise an error if processes that each launch kernels were merged into one file: they are not one rank."""
     # GPU events show their GPU as process; where a merger told ranks apart by it, devices repeat.
     kernels = events.filter(pl.col("kind") == "kernel")
     devices = _distinct(kernels["device"])
-    processes = _distinct(events["pid"].filter(events["kind"].is_in(["runtime", "driver"])))
-    if max(len(devices), len(_distinct(kernels["pid"]))) < 2 or len(processes) < 2:
+    calls = events.filter(pl.col("kind").is_in(["runtime", "driver"]))
+    processes = _distinct(calls["pid"])
+    is_launch = pl.col("correlation").is_in(kernels["correlation"].drop_nulls().implode())
+    launching = _distinct(calls.filter(is_launch)["pid"])
+    has_several_gpus = max(len(devices), len(_distinct(kernels["pid"]))) > 1
+    if not (has_several_gpus and len(processes) > 1) and len(launching) < 2:
         return
     shown = f"GPUs {listing(map(str, devices))}, processes {listing(map(str, processes))}"
     hint = "give the file that each rank's profiler wrote"
@@ -173,6 +179,45 @@ def refuse_several_processes(name: str, events: pl.DataFrame) -> None:
         f"{name}: holds several processes with a GPU each ({shown}), which are not one rank",
         hint=hint,
     )
+
+
+MIN_SHARE_OF_A_GPU = 0.01
+"""Share of a process's kernel time from which a further GPU is one that it computes on. A few kernels on
+another, as by a tensor that was made there, are no second GPU."""
+
+
+def keep_one_gpu(name: str, events: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
+    """Return the events without those of GPUs on which the process does not compute, and their number by reason.
+
+    Raises:
+        InputError: The process computes on several GPUs.
+    """
+    kernels = events.filter(pl.col("kind") == "kernel").drop_nulls("device")
+    # As floats: sums of damaged times may exceed 64 bits.
+    time_ns = (pl.col("end_ns") - pl.col("start_ns")).cast(pl.Float64).sum()
+    by_gpu = kernels.group_by("device").agg(kernels=pl.len(), time_ns=time_ns).sort("device")
+    if len(by_gpu) < 2:
+        return events, {}
+    share = pl.col("time_ns") / pl.max_horizontal(pl.col("time_ns").sum(), 1.0)
+    computing = by_gpu.filter(share >= MIN_SHARE_OF_A_GPU)
+    if len(computing) != 1:
+        counts = by_gpu.select("device", "kernels").rows()
+        shown = listing(f"GPU {device}: {counted(count, 'kernel')}" for device, count in counts)
+        hint = "record with one GPU per process (`torchrun`, DistributedDataParallel), or with all on one GPU"
+        raise InputError(
+            f"{name}: one process computes on {len(by_gpu)} GPUs ({shown}), and a rank has one",
+            hint=hint,
+        )
+    is_elsewhere = pl.col("kind").is_in(GPU_KINDS) & (pl.col("device") != computing["device"][0])
+    elsewhere = events.filter(is_elsewhere)
+    # Their launches stay as calls that took time, but launch nothing that is missing.
+    launches_elsewhere = pl.col("kind").is_in(["runtime", "driver"]) & pl.col("correlation").is_in(
+        elsewhere["correlation"].drop_nulls().implode()
+    )
+    kept = events.filter(~is_elsewhere.fill_null(False)).with_columns(
+        correlation=pl.when(~launches_elsewhere.fill_null(False)).then("correlation")
+    )
+    return kept, {ON_OTHER_GPUS: len(elsewhere)}
 
 
 def _distinct(numbers: pl.Series) -> list[int]:

@@ -17,7 +17,7 @@ from tracekit.errors import InputError, Notice
 from tracekit.parsers.nsight import nccl
 from tracekit.parsers.nsight.names import PID_MASK
 from tracekit.parsers.steps import assign_steps, filter_by_name, find_server_steps
-from tracekit.schema import EVENTS, GPU_KINDS, conform
+from tracekit.schema import EVENTS, GPU_KINDS, ON_OTHER_GPUS, conform
 
 _NUMBERED = (
     r"^ProfilerStep#(\d+)$",
@@ -202,7 +202,7 @@ def keep_rank_events(gpu: pl.DataFrame) -> tuple[pl.DataFrame, list[Pair], dict[
     kept = gpu.join(
         ranks, on=PROCESS_AND_DEVICE, how="semi", nulls_equal=True, maintain_order="left"
     )
-    return kept, ranks.rows(), {"events on other devices": dropped}
+    return kept, ranks.rows(), {ON_OTHER_GPUS: dropped}
 
 
 def refuse_many_ranks(pairs: Sequence[Pair], path: Path) -> None:

@@ -9,7 +9,12 @@ import polars as pl
 from tracekit._loops import warn_if_uncompiled
 from tracekit.errors import InputError, Notice, NoticeValue
 from tracekit.parsers.kineto.inputs import is_asked
-from tracekit.parsers.kineto.reader import count_kinds, process_id, refuse_several_processes
+from tracekit.parsers.kineto.reader import (
+    count_kinds,
+    keep_one_gpu,
+    process_id,
+    refuse_several_processes,
+)
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.kineto.table import EventTable, TableBuilder, build_memory
 from tracekit.parsers.long_names import long_name_notice
@@ -59,7 +64,8 @@ def read(
         )
         refuse_several_processes(stream.name, table.events)
         memory = build_memory([rows.part], rank=number, base_ns=base_ns)
-        events = assign_steps(_drop_unasked_inputs(table.events))
+        one_gpu, elsewhere = keep_one_gpu(stream.name, table.events)
+        events = assign_steps(_drop_unasked_inputs(one_gpu))
         notices = _notices(stream, packets, state, rows, table)
         damage = [notice for notice in notices if notice.code in _PERFETTO_DAMAGE_CODES]
         if damage and not lenient:
@@ -74,7 +80,7 @@ def read(
             counts=count_kinds(events),
             pid=process_id(events),
             clock_base_ns=base_ns,
-            skipped=_skipped(packets, state, rows, table),
+            skipped={**_skipped(packets, state, rows, table), **elsewhere},
             notices=tuple(notices),
         )
         return RankEvents(events, rank_source, memory)
