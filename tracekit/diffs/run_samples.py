@@ -168,6 +168,8 @@ def comparability_facts(document: documents.AnalysisDocument) -> Facts:
     free_range_ns = document.step.free_range_ns
     # Without an exact match the name is that of the nearest schedule, which proves no difference.
     exact = schedule if schedule is not None and schedule.exact else None
+    # Nor does a name where the ranks at hand have the order of several.
+    is_named = exact is not None and not exact.ambiguous_with
     return Facts(
         reader=source.reader,
         world_size=_known(source.world_size),
@@ -183,7 +185,7 @@ def comparability_facts(document: documents.AnalysisDocument) -> Facts:
         tflop=counted_flop / 1e12 / steps if counted_flop else UNSET,
         steps_not_common=[step.step for step in document.step.not_common] or UNSET,
         damage=sorted({notice.code for notice in document.warnings} & DAMAGE_NOTICES) or UNSET,
-        schedule=UNSET if exact is None else exact.name,
+        schedule=exact.name if exact is not None and is_named else UNSET,
         pp=UNSET if schedule is None else _known(schedule.pp),
         microbatches=UNSET if exact is None else _known(exact.microbatches),
         virtual=UNSET if exact is None else _known(exact.virtual),

@@ -539,6 +539,8 @@ class ComparedSchedule(Struct, frozen=True, kw_only=True):
     """Measured minus ideal makespan by cause; null if it cannot be split."""
     exact: bool
     """Whether the order is exactly that of the schedule that ran."""
+    ambiguous_with: tuple[str, ...] = ()
+    """Names of other schedules that have this order on the ranks at hand."""
     distance: int
     """Operations by which the order differs from that of the schedule compared with."""
     differences: tuple[Difference, ...]

@@ -93,6 +93,20 @@ def test_a_first_rank_alone_fits_more_than_one_schedule_and_says_so(run):
     assert "schedule-ambiguous" in codes
 
 
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_of_schedules_that_a_rank_cannot_tell_apart_the_commonest_comes_first(name):
+    """The first rank of both runs the same units of work in the same order; the last ones do not."""
+    first = synthetic(generate(name, pp=4, microbatches=8))[:1]
+    comparison, _ = compare(first)
+    assert comparison.possible_names.startswith("1f1b")
+    assert "zb-h1" in comparison.possible_names
+    document = comparison.to_document()
+    assert (document.name, document.exact) == ("1f1b", True)
+    assert "zb-h1" in document.ambiguous_with
+    comparison, _ = compare(synthetic(generate(name, pp=4, microbatches=8)))
+    assert comparison.possible_names == name
+
+
 def test_no_step_marks(run):
     name, ranks = run
     comparison, _ = compare([(without_step_marks(events), source) for events, source in ranks])

@@ -150,6 +150,16 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
         return (self.head.match.ran or self.head.match.schedule).name
 
     @property
+    def ambiguous_with(self) -> tuple[str, ...]:
+        """Names of other schedules that have this order on the ranks at hand."""
+        return self.head.match.ambiguous_with
+
+    @property
+    def possible_names(self) -> str:
+        """The name, with those of other schedules that have this order on the ranks at hand."""
+        return " or ".join([self.name, *self.ambiguous_with])
+
+    @property
     def compared_with(self) -> str:
         """Name of the schedule whose ideal the run is compared with."""
         return self.head.match.schedule.name
@@ -200,6 +210,7 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
             ideal=documents.Makespan(head.ideal_ns, head.ideal_bubble),
             gap_ns=head.gap_ns,
             exact=self.exact,
+            ambiguous_with=self.ambiguous_with,
             distance=match.distance,
             differences=tuple(match.differences),
             fb_run_apart=match.blocks_run_apart,

@@ -26,7 +26,7 @@ from tracekit.pipeline.reconstruct.pipeline import Pipeline, has_same_order
 from tracekit.pipeline.reconstruct.pipeline_steps import StepCache, assemble
 from tracekit.pipeline.reconstruct.rank_pipeline import RankPipeline
 from tracekit.pipeline.schedules import Schedule
-from tracekit.pipeline.schedules.registry import describe
+from tracekit.pipeline.schedules.registry import describe, names
 
 MAX_MISPLACED_SHARE = 0.1
 """Share of a schedule's units of work that may be elsewhere in the run for the schedule to be
@@ -183,9 +183,9 @@ class OrderSearch:
             return match
         ran_blocks = any(identify.count_ops(order, "FB") for order in self.orders.values())
         may_have_blocks = len(self.orders) < self.pp or match.blocks_run_apart > 0
-        others: list[str] = []
+        equals = {match.schedule.name: match}
         for schedule in identify.candidates(self.pp, self.forwards, searched=False):
-            if schedule.name in (match.schedule.name, *others):
+            if schedule.name in equals:
                 continue
             if schedule.virtual == 1 and describe(schedule.name).virtual is None:
                 continue  # an interleaved schedule with one chunk is the plain one
@@ -193,8 +193,28 @@ class OrderSearch:
             if other is None or (other.blocks_run_apart and not may_have_blocks):
                 continue
             if not ran_blocks or any(identify.count_ops(order, "FB") for order in schedule.ranks):
-                others.append(schedule.name)
-        return replace(match, ambiguous_with=tuple(others)) if others else match
+                equals[schedule.name] = other
+        if len(equals) == 1:
+            return match
+        likeliest = self._likeliest(match, equals.values())
+        others = tuple(name for name in equals if name != likeliest.schedule.name)
+        return replace(likeliest, ambiguous_with=others)
+
+    def _likeliest(self, match: Match, equals: Iterable[Match]) -> Match:
+        """Return the match to name of several that the order fits alike.
+
+        Where ranks are missing, that is the commonest schedule: how finely backwards were split on
+        the others tells nothing about the ranks that would decide.
+        """
+        if len(self.orders) == self.pp or not self.stages_known:
+            return match
+        own_stages_differ = has_other_stages(self.orders, match.schedule)
+        by_name = {
+            equal.schedule.name: equal
+            for equal in equals
+            if has_other_stages(self.orders, equal.schedule) == own_stages_differ
+        }
+        return next((by_name[name] for name in names() if name in by_name), match)
 
 
 def _find_cut(pipeline: Pipeline) -> Notice | None:

@@ -159,7 +159,7 @@ CATALOGUE = (
     ),
     _entry("weight-reload", lambda _: (), pipeline=False),
 )
-"""In the order ``names()`` lists them."""
+"""In the order ``names()`` lists them: of schedules that some ranks cannot tell apart, the first is the commonest."""
 
 
 DEFAULT_VIRTUAL = 2

@@ -360,7 +360,7 @@ def _situation(view: View, width: int) -> Iterator[Text]:
     ideal = short_ms(head.ideal_ns, digits)
     clock = " as recorded" if view.analysis.step.profiler_ns else ""
     facts = (
-        f"{schedule.name} pipeline: {measured} from start to end{clock}; without any delay it "
+        f"{schedule.possible_names} pipeline: {measured} from start to end{clock}; without any delay it "
         f"would take {ideal}"
     )
     gap_ns = {}

@@ -178,7 +178,9 @@ def _headline(schedule: ScheduleView) -> RenderableType:
         facts.append(f"compared with {comparison.compared_with}: {elsewhere}")
     if schedule.which:
         facts.append(schedule.which)
-    name = f"{comparison.name}, same order" if comparison.exact else comparison.name
+    name = comparison.possible_names
+    if comparison.exact:
+        name = f"{name}, same order"
     line = Text(" · ".join([name, *facts]))
     line.stylize("bold", 0, len(comparison.name))
     for difference in schedule.differences[:3]:

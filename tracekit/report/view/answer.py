@@ -302,7 +302,7 @@ def schedule_sentence(analysis: Analysis, schedule: ScheduleView | None) -> str:
     apart = "".join(
         f" {notice_sentence(note)}." for note in analysis.notices if note.code == "fb-run-apart"
     )
-    name = comparison.name if comparison.exact else f"{comparison.name}, nearly"
+    name = comparison.possible_names if comparison.exact else f"{comparison.name}, nearly"
     spans = f"{name} ({schedule.sizes}): schedule span {ms(measured_ns)}, that of its ideal {ms(ideal_ns)}"
     if comparison.compared_with != comparison.name:
         spans = f"ran {comparison.name} exactly ({schedule.sizes}), schedule span {ms(measured_ns)}; compared with "
