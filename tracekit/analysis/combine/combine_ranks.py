@@ -14,6 +14,7 @@ from tracekit._util.machine import give_back_memory
 from tracekit._util.notices import merge_notices
 from tracekit._util.workers import MapFunction
 from tracekit.align.clocks import Clocks
+from tracekit.align.step_numbers import check_step_numbers
 from tracekit.analysis.combine.communication import Communication, with_peers
 from tracekit.analysis.combine.notices import (
     bound_notices,
@@ -111,12 +112,14 @@ def combine(
             processes.
 
     Raises:
-        InputError: No rank has GPU events.
+        InputError: No rank has GPU events, or ranks number the same steps differently.
 
     """
     _check_gpu_events(ranks)
     mesh, ranks_per_node = split_layout(layout)
     sorted_ranks = sorted(ranks, key=lambda rank: rank.source.rank)
+    if all(rank.steps_marked for rank in ranks):
+        check_step_numbers({rank.source.rank: rank.steps for rank in sorted_ranks})
     ranks, peer_notices = with_peers(sorted_ranks, mesh)
 
     # Communication matched across ranks: waits, common clock, critical path.
