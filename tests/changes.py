@@ -72,6 +72,7 @@ def difference(**changes):
         "before": side(8),
         "after": side(8),
         "obstacles": [],
+        "same_recording": False,
         "story": [],
         "work": None,
         "waterfall": None,

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import shlex
+import subprocess
+import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -238,3 +243,18 @@ def test_the_megatron_run_and_its_expert_exchanges_come_back():
     for rank in document.ranks:  # the exchange of expert counts is part of the dispatch
         assert rank.label_count["ep_dispatch"] == (exchanges["ep_dispatch"] + 1) * layers_passed
         assert rank.label_count["ep_combine"] == exchanges["ep_combine"] * layers_passed
+
+
+def test_the_commands_that_wheels_are_tested_with_succeed(tmp_path):
+    project = SAMPLES.parent
+    about = tomllib.loads((project / "pyproject.toml").read_text())
+    commands = about["tool"]["cibuildwheel"]["test-command"]
+    ours = [words for words in commands if words.startswith("tracekit ")]
+    assert len(ours) >= 3
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for words in ours:
+        done = subprocess.run(
+            shlex.split(words.format(project=project)),
+            cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"

@@ -75,7 +75,7 @@ class Tracekit:
     ) -> GateResult:
         """Fail the test if *candidate* regressed against *baseline*.
 
-        Skip it if that cannot be decided.
+        Skip it if that cannot be decided, unless a limit of *require* is broken by more than twice.
         """
         from tracekit.diffs import gate, load_config
 
@@ -85,7 +85,11 @@ class Tracekit:
 
 
 def _assert_passed(result: GateResult) -> None:
-    """Fail the test if *result* regressed, skip it if it is inconclusive, as the settings say."""
+    """Fail the test if *result* regressed, skip it if it is inconclusive, as the settings say.
+
+    What breaks a given limit by more than twice fails although it is inconclusive: nobody reads why a
+    test was skipped.
+    """
     from tracekit.report.ci import words as gate_words
 
     lines = [
@@ -94,12 +98,16 @@ def _assert_passed(result: GateResult) -> None:
         if check.verdict == result.verdict and not check.waiver
     ]
     text = "\n".join([gate_words.headline(result.to_document()), *(f"  {line}" for line in lines)])
-    if result.verdict == "regressed" or (
-        result.verdict == "inconclusive" and result.config.inconclusive == "fail"
-    ):
+    if result.verdict == "regressed":
         pytest.fail(text, pytrace=False)
-    if result.verdict == "inconclusive" and result.config.inconclusive != "pass":
-        pytest.skip(text)
+    if result.verdict != "inconclusive" or result.config.inconclusive == "pass":
+        return
+    far_beyond = ", ".join(check.requirement or "" for check in result.far_beyond_limits)
+    if far_beyond:
+        pytest.fail(f"{text}\nbroken by more than twice: {far_beyond}", pytrace=False)
+    if result.config.inconclusive == "fail":
+        pytest.fail(text, pytrace=False)
+    pytest.skip(text)
 
 
 @pytest.fixture(scope="session")

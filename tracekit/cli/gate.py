@@ -109,6 +109,10 @@ def run(
     calibrate: Annotated[
         bool, flag("--calibrate", "Measure the noise between these runs and write it with them.")
     ] = False,
+    accept_noise: Annotated[
+        bool,
+        flag("--accept-noise", "Write a calibration although it makes limits void."),
+    ] = False,
     metrics: Annotated[bool, flag("--metrics", "List every metric that can be required.")] = False,
 ) -> None:
     """Judge runs against a baseline.
@@ -129,16 +133,21 @@ def run(
     files = [path for path in outputs if path not in pages]
     if history is not None:
         check_history(history)
-    settings = _settings(config, inconclusive=inconclusive, allow=allow, name=name)
+    settings = _settings(config, require=require, inconclusive=inconclusive, allow=allow, name=name)
     bases = baseline or list(settings.baseline)
     if update_baseline or calibrate:
-        _write_baseline(candidates or [], bases, calibrate=calibrate)
+        _write_baseline(
+            candidates or [],
+            bases,
+            calibrate=calibrate,
+            accept_noise=accept_noise,
+            settings=settings,
+        )
         return
     try:
         verdict = _judge(
             candidates or [],
             bases,
-            require=require or [],
             settings=settings,
             role=role,
             pages=pages,
@@ -158,6 +167,7 @@ def run(
 def _settings(
     file: Path | None,
     *,
+    require: list[str] | None,
     inconclusive: Literal["pass", "fail"] | None,
     allow: list[str] | None,
     name: str | None,
@@ -168,6 +178,8 @@ def _settings(
     from tracekit.diffs import load_config
 
     settings = load_config(file)
+    if require:
+        settings = replace(settings, require=tuple(require))
     if inconclusive is not None:
         settings = replace(settings, inconclusive=inconclusive)
     if allow:
@@ -181,7 +193,6 @@ def _judge(
     candidates: list[str],
     bases: list[str],
     *,
-    require: list[str],
     settings: "Config",
     role: str | None,
     pages: Sequence[Path],
@@ -192,10 +203,10 @@ def _judge(
     from tracekit.diffs.history import add_runs_to_history
 
     if not pages and history is None:
-        return gate(candidates, bases or None, require=require, config=settings, role=role)
+        return gate(candidates, bases or None, config=settings, role=role)
     candidate = read_side(candidates, what="candidate", keep=True)
     base = read_side(bases, what="baseline", keep=bool(pages)) if bases else None
-    verdict = gate(candidate, base, require=require, config=settings, role=role)
+    verdict = gate(candidate, base, config=settings, role=role)
     if history is not None:
         add_runs_to_history(history, candidate.runs, verdict=verdict.verdict)
     for page in pages:
@@ -264,7 +275,14 @@ def _error_result(error: TracekitError, *, name: str) -> "GateDocument":
     )
 
 
-def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrate: bool) -> None:
+def _write_baseline(
+    candidates: Sequence[str],
+    bases: Sequence[str],
+    *,
+    calibrate: bool,
+    accept_noise: bool,
+    settings: "Config",
+) -> None:
     from tracekit.diffs import read_side
     from tracekit.diffs.baseline import write_baseline
 
@@ -273,7 +291,13 @@ def _write_baseline(candidates: Sequence[str], bases: Sequence[str], *, calibrat
             "which baseline file should be written?", hint="give --baseline FILE.json"
         )
     side = read_side(candidates, what="candidate")
-    noise = write_baseline(bases[0], side.runs, calibrated=calibrate)
+    noise = write_baseline(
+        bases[0],
+        side.runs,
+        calibrated=calibrate,
+        accept_noise=accept_noise,
+        settings=settings,
+    )
     steps = sum(run.recorded_or_measured_steps for run in side.runs)
     contents = f"{counted(len(side.runs), 'run')}, {counted(steps, 'step')}, noise of {counted(len(noise), 'metric')}"
     print_line(f"wrote {bases[0]}: {contents}")

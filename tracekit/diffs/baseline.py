@@ -18,15 +18,20 @@ from tracekit._util.files import atomic_write
 from tracekit._util.text import counted
 from tracekit._version import __version__
 from tracekit.diffs.comparability import check_formats, find_obstacles
+from tracekit.diffs.gate_config import parse_requirement
 from tracekit.diffs.load_runs import Side, read_baseline
-from tracekit.diffs.noise_thresholds import Noise, calibrate
+from tracekit.diffs.metrics import Metric, resolve
+from tracekit.diffs.noise_thresholds import Noise, calibrate, noise_floor, pooled_noise
 from tracekit.diffs.runs import Run, centre_of_runs
 from tracekit.documents.baseline import BASELINE_FORMAT, BaselineTables
 from tracekit.documents.coding import encode, to_plain
 from tracekit.documents.findings import Finding
+from tracekit.documents.gate import GateSettings
 from tracekit.errors import InputError, OptionError
 
 MIN_RUNS_TO_CALIBRATE = 3
+FAR_ABOVE_LIMIT = 2.0
+"""Factor on a limit above which a calibrated floor makes the limit void."""
 MAX_STEPS_KEPT = 64
 """Steps per run that a file keeps: more of them would not change a verdict."""
 MAX_ROWS_KEPT = 40
@@ -116,7 +121,12 @@ def _some_steps(values: Sequence[float]) -> Sequence[float]:
 
 
 def write_baseline(
-    path: str | os.PathLike[str], runs: Sequence[Run], *, calibrated: bool = False
+    path: str | os.PathLike[str],
+    runs: Sequence[Run],
+    *,
+    calibrated: bool = False,
+    accept_noise: bool = False,
+    settings: GateSettings = GateSettings(),  # noqa: B008 - frozen
 ) -> dict[str, tuple[Noise, float]]:
     """Write *runs* as the new baseline, or leave the old file as it was.
 
@@ -125,6 +135,9 @@ def write_baseline(
         runs: Runs of the same code.
         calibrated: Whether to measure the noise between *runs*; otherwise that of the replaced file
             is kept.
+        accept_noise: Whether to write noise that makes the limits void: floors of more than twice
+            the limit.
+        settings: Requirements and floors of the project, for the limits.
 
     Returns:
         The noise written and the centre of the values it belongs to, by metric.
@@ -138,6 +151,8 @@ def write_baseline(
     measured = Side(tuple(runs), {})
     _check_same_code(measured)
     with_noise = _calibrated(measured) if calibrated else _read_replaced(path)
+    if calibrated and not accept_noise:
+        _check_floors(with_noise, settings)
     # A file that is replaced may hold the noise of metrics that these runs do not have.
     noise = {
         metric: entry
@@ -159,6 +174,72 @@ def _check_same_code(side: Side) -> None:
         if differences:
             problem = f"these runs cannot make one baseline: {'; '.join(differences)}"
             raise InputError(problem, hint="give runs of the same code")
+
+
+def _check_floors(side: Side, settings: GateSettings) -> None:
+    """Raise InputError if a floor of the calibrated noise is far above the limit it is to guard.
+
+    The limits are those of the requirements on a change, or without requirements that of the step
+    time; of another role always the latter.
+    """
+    void = _void_limits(side.runs, side.noise, settings)
+    defaults = msgspec.structs.replace(settings, require=())
+    for role in side.other_roles:
+        void += [
+            f"{role}/{problem}"
+            for problem in _void_limits(side.of_role(role).runs, side.role_noise[role], defaults)
+        ]
+    if void:
+        count = len(side.runs)
+        few = "5 runs or more" if count < 5 else "more runs, or runs that differ less"
+        raise InputError(
+            f"--calibrate: these {counted(count, 'run')} differ too much: {'; '.join(void)}",
+            hint=f"give {few}, or write it all the same with --accept-noise",
+        )
+
+
+def _void_limits(
+    runs: Sequence[Run], noise: Mapping[str, Noise], settings: GateSettings
+) -> list[str]:
+    """Return, in words, the limits that a change could exceed far without being more than noise."""
+    void = []
+    for metric, limit, level_floor in _limits(runs, settings):
+        if metric.name not in noise:
+            continue
+        floor = pooled_noise(metric, noise[metric.name], level_floor).floor((1, 1))
+        if floor > FAR_ABOVE_LIMIT * limit:
+            passed = _share_of_level(metric, floor, runs)
+            accepted = _share_of_level(metric, limit, runs)
+            void.append(f"{metric.name} could worsen by {passed} unseen, the limit is {accepted}")
+    return void
+
+
+def _limits(runs: Sequence[Run], settings: GateSettings) -> list[tuple[Metric, float, float]]:
+    """Return metric, largest accepted change and noise floor of the level, for each limit on a change."""
+    requirements = [
+        parse_requirement(text, names_in_runs=runs[0].metric_names) for text in settings.require
+    ]
+    metrics = [requirement.metric for requirement in requirements] or [resolve("step_ms")]
+    limits = []
+    for i, metric in enumerate(metrics):
+        level = centre_of_runs(runs, metric.name) or 0.0
+        level_floor = noise_floor(metric, level, runs, settings.floors)
+        limit = level_floor
+        if requirements and requirements[i].kind == "limit":
+            continue
+        if requirements:
+            scale = level if requirements[i].kind == "relative" else 1.0
+            limit = abs(scale * requirements[i].limit)
+        limits.append((metric, limit, level_floor))
+    return limits
+
+
+def _share_of_level(metric: Metric, amount: float, runs: Sequence[Run]) -> str:
+    """Return an amount of a metric in words: in percent of its level, or in points of a share."""
+    level = centre_of_runs(runs, metric.name)
+    if metric.family.unit == "ratio":
+        return f"{100 * amount:.1f} points"
+    return f"{100 * amount / level:.1f} %" if level else f"{amount:.3g} {metric.family.unit}"
 
 
 def _calibrated(side: Side) -> Side:

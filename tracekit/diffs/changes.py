@@ -138,6 +138,7 @@ def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> D
         before=side_summary(old),
         after=side_summary(new),
         obstacles=obstacles,
+        same_recording=comparability.are_same_recording(new.runs, old.runs),
         story=explain_change(old.runs, new.runs),
         work=work,
         waterfall=build_waterfall(old.runs, new.runs),

@@ -106,6 +106,21 @@ def _differing_options(before: Sequence[Run], after: Sequence[Run], options: _Di
     return f"{named}; without the profiler a step takes {free_before} before, {free_after} after"
 
 
+def are_same_recording(candidate: Sequence[Run], baseline: Sequence[Run]) -> bool:
+    """Return whether each run of one side is a run of the other: equal in every step to the nanosecond.
+
+    >>> from tracekit.diffs.samples import make_samples
+    >>> a, copy = (Run(name, make_samples({"step_ms": (10.0, 10.1)})) for name in ("a", "copy"))
+    >>> are_same_recording([copy], [a]), are_same_recording([], [a])
+    (True, False)
+    """
+    before = [run.samples.drop("run") for run in baseline if run.steps]
+    after = [run.samples.drop("run") for run in candidate if run.steps]
+    if not after:
+        return False
+    return all(any(samples.equals(other) for other in before) for samples in after)
+
+
 class FreeStepOfSide(NamedTuple):
     """The step without the profiler, and the range in which it lies."""
 

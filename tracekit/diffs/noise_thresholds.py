@@ -70,6 +70,17 @@ class Noise(msgspec.Struct, frozen=True):
         return Noise(math.sqrt(squares / df), df)
 
 
+def pooled_noise(metric: Metric, noise: Noise, level_floor: float) -> Noise:
+    """Return calibrated noise; that of work is pooled with what the floor of the level stands for.
+
+    Few runs of the same work may differ by next to nothing, and waits by anything: only work has a
+    usual deviation to fall back on.
+    """
+    if metric.nature != "work":
+        return noise
+    return noise.with_prior(prior_deviation(level_floor))
+
+
 def noise_floor(
     metric: Metric,
     before: float,

@@ -13,6 +13,7 @@ from tracekit._util.arguments import checked_words
 from tracekit._version import __version__
 from tracekit.diffs.changes import largest_changes, side_summary
 from tracekit.diffs.comparability import (
+    are_same_recording,
     check_formats,
     differing_free_steps,
     find_damage,
@@ -23,9 +24,8 @@ from tracekit.diffs.finding_changes import check_savings, compare_findings
 from tracekit.diffs.gate_config import Config, apply_waivers, check_syntax, parse_requirement
 from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
 from tracekit.diffs.metrics import Requirement
-from tracekit.diffs.noise_thresholds import Noise, calibrate
 from tracekit.diffs.runs import Run
-from tracekit.diffs.verdict import compare_free_steps, judge
+from tracekit.diffs.verdict import compare_free_steps, is_far_beyond_limit, judge
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.gate import GATE_FORMAT, CheckResult, GateDocument, Settings
 from tracekit.errors import InputError, OptionError
@@ -34,8 +34,6 @@ from tracekit.report.notebook import NOTEBOOK_WIDTH, screen_html
 from tracekit.report.terminal.changes import render_gate
 
 EXIT_CODES = {"pass": 0, "regressed": 1, "inconclusive": 3}
-MIN_RUNS_TO_CALIBRATE_BY_DEFAULT = 5
-"""Baseline runs from which their own spread is used as the noise, where none was calibrated."""
 Verdict = Literal["pass", "regressed", "inconclusive"]
 
 
@@ -65,6 +63,20 @@ class GateResult(HasDocument, msgspec.Struct, frozen=True):
             return 0 if self.config.inconclusive == "pass" else 1
         return EXIT_CODES[self.verdict]
 
+    @property
+    def far_beyond_limits(self) -> tuple[CheckResult, ...]:
+        """Inconclusive checks of comparable runs whose change breaks a limit that was given by more than twice."""
+        if self.obstacles:
+            return ()
+        checks = []
+        for check in self.checks:
+            if check.verdict != "inconclusive" or check.waiver or check.requirement is None:
+                continue
+            requirement = parse_requirement(check.requirement, names_in_runs=[check.metric])
+            if is_far_beyond_limit(check, requirement):
+                checks.append(check)
+        return tuple(checks)
+
     def to_document(self) -> GateDocument:
         """Return the JSON document (``format: tracekit.gate/1``)."""
         config = self.config
@@ -76,6 +88,7 @@ class GateResult(HasDocument, msgspec.Struct, frozen=True):
             verdict=self.verdict,
             exit_code=self.exit_code,
             obstacles=list(self.obstacles),
+            same_recording=are_same_recording(self.candidate.runs, self.baseline.runs),
             checks=list(self.checks),
             waivers=[waiver.status_on(self.today) for waiver in config.waivers],
             before=side_summary(self.baseline, calibrated=bool(self.baseline.noise)),
@@ -216,7 +229,7 @@ def _judge_sides(
         baseline.runs,
         requirements,
         rules=config,
-        noise=_noise(baseline),
+        noise=baseline.noise,
         obstacle=obstacle,
         damage=damage,
     )
@@ -253,13 +266,3 @@ def _overall_verdict(checks: Sequence[CheckResult]) -> Verdict:
     if "regressed" in verdicts:
         return "regressed"
     return "inconclusive" if "inconclusive" in verdicts or not checks else "pass"
-
-
-def _noise(baseline: Side) -> dict[str, Noise]:
-    """Return the calibrated noise of the baseline.
-
-    Without it, the spread of its own runs if there are enough.
-    """
-    if baseline.noise or len(baseline.runs) < MIN_RUNS_TO_CALIBRATE_BY_DEFAULT:
-        return baseline.noise
-    return calibrate(baseline.runs)

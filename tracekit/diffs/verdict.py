@@ -2,11 +2,16 @@
 
 A metric regressed if its change is larger than the noise floor and, at the same time, statistically
 significant. What cannot be decided is inconclusive, with a reason.
+
+Two rules stand above the statistics. A limit that the user gave is broken if every step of every run
+shows a change beyond twice the limit, whatever the spread between runs. And unless noise was
+calibrated, several runs of a side decide no less than one: a metric that regressed in each pair of
+runs alone has regressed.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -35,6 +40,19 @@ BETWEEN_RUNS_P_FACTOR = 2.0
 between steps, because a calibrated floor is no larger than that spread."""
 MIN_RUNS_OF_RUN_METRIC = 3
 """Fewest runs on each side to compare a metric that has one value per run."""
+MIN_RUNS_TO_CALIBRATE_BY_DEFAULT = 5
+"""Baseline runs from which their own spread is used as the noise, where none was calibrated."""
+FAR_BEYOND_LIMIT = 2.0
+"""Factor on a limit: a change beyond it in every step breaks a limit that was given, and one below
+it that the steps do not show is no sign against a default limit."""
+
+
+class _Conditions(msgspec.Struct, frozen=True):
+    """Settings of a gate, and what keeps its runs from being judged."""
+
+    rules: GateSettings
+    obstacle: str  # reason why the sides cannot be compared; empty if they can be
+    damage: str  # reason why the figures cannot be trusted; empty if they can be
 
 
 class _Case(msgspec.Struct, frozen=True):
@@ -99,7 +117,8 @@ def judge(
         baseline: Runs before the change.
         requirements: What to check; without any, the default metrics against their noise floors.
         rules: Settings, of which the significance level, the fewest steps and the floors are used.
-        noise: Calibrated noise by metric name.
+        noise: Calibrated noise by metric name; without it, the spread of the baseline's own runs if
+            there are enough.
         obstacle: Reason why the sides cannot be compared at all; every comparison is then
             inconclusive.
         damage: Reason why the figures themselves cannot be trusted; limits are then inconclusive
@@ -114,6 +133,70 @@ def judge(
     >>> [(c.metric, c.verdict) for c in judge([base], [base])]
     [('step_ms', 'pass')]
     """
+    conditions = _Conditions(rules, obstacle, damage)
+    if noise:
+        return _judge_together(candidate, baseline, requirements, conditions, noise)
+    own_noise = None
+    if len(baseline) >= MIN_RUNS_TO_CALIBRATE_BY_DEFAULT:
+        own_noise = thresholds.calibrate(baseline)
+    checks = _judge_together(candidate, baseline, requirements, conditions, own_noise)
+    return _with_regressions_of_every_pair(checks, candidate, baseline, requirements, conditions)
+
+
+def _with_regressions_of_every_pair(
+    checks: Sequence[CheckResult],
+    candidate: Sequence[Run],
+    baseline: Sequence[Run],
+    requirements: Sequence[Requirement],
+    conditions: _Conditions,
+) -> list[CheckResult]:
+    """Return the checks, of which those are regressed that regressed in each pair of runs alone.
+
+    More runs thereby never weaken a verdict that each of them confirms, whatever their spread is
+    taken to be.
+    """
+    # Without a baseline the runs of the candidate are asked one by one.
+    baselines = [[run] for run in baseline] or [[]]
+    pairs = list(product(candidate, baselines))
+    undecided = {_identity(check) for check in checks if check.verdict != "regressed"}
+    if len(pairs) == 1:
+        return list(checks)
+    regressed: dict[tuple[str, str | None], CheckResult] = {}
+    for after, before in pairs:
+        if not undecided:
+            break
+        of_pair = _judge_together([after], before, requirements, conditions, None)
+        regressed = {_identity(c): c for c in of_pair if c.verdict == "regressed"}
+        undecided &= regressed.keys()
+    strengthened = []
+    for check in checks:
+        if _identity(check) in undecided:
+            pair = regressed[_identity(check)]
+            reason = f"{pair.reason}, in each of {len(pairs)} pairs of runs"
+            strengthened.append(
+                replace(
+                    check, verdict="regressed", reason=reason, floor=pair.floor, limit=pair.limit
+                )
+            )
+        else:
+            strengthened.append(check)
+    return strengthened
+
+
+def _identity(check: CheckResult) -> tuple[str, str | None]:
+    """Return what tells the checks of one gate apart."""
+    return check.metric, check.requirement
+
+
+def _judge_together(
+    candidate: Sequence[Run],
+    baseline: Sequence[Run],
+    requirements: Sequence[Requirement],
+    conditions: _Conditions,
+    noise: Mapping[str, thresholds.Noise] | None,
+) -> list[CheckResult]:
+    """Return one check per metric, from all runs of a side together."""
+    rules = conditions.rules
     requested: list[tuple[Metric, Requirement | None]] = [
         (requirement.metric, requirement) for requirement in requirements
     ]
@@ -132,7 +215,7 @@ def judge(
             rules=rules,
             noise=metric_noise,
         )
-        check = _check_without_test(case, rules, obstacle, damage)
+        check = _check_without_test(case, conditions)
         if check is not None:
             checks[i] = check
         elif required is None and metric.name in WHOLE_STEP_METRICS:
@@ -153,11 +236,11 @@ def _check_group(cases: Mapping[int, _Case], rules: GateSettings) -> dict[int, C
     tests = [_test(case, rules.alpha / len(cases)) for case in cases.values()]
     worse_ps = stats.holm([test.p_worse for test in tests])
     better_ps = stats.holm([test.p_better for test in tests])
+    steps_ps = stats.holm([test.p_steps for test in tests])
     checks = {}
-    for (i, case), test, p_worse, p_better in zip(
-        cases.items(), tests, worse_ps, better_ps, strict=True
-    ):
-        checks[i] = _decide(case, test, p_worse, p_better, rules)
+    for row, (i, case) in enumerate(cases.items()):
+        corrected = _CorrectedPs(worse_ps[row], better_ps[row], steps_ps[row])
+        checks[i] = _decide(case, tests[row], corrected, rules)
     return checks
 
 
@@ -237,7 +320,7 @@ def _make_case(
     else:
         reference = level_after if level_before is None else level_before
         level_floor = thresholds.noise_floor(metric, reference or 0.0, baseline, rules.floors)
-    pooled_noise = _pooled_noise(metric, noise, level_floor)
+    pooled_noise = None if noise is None else thresholds.pooled_noise(metric, noise, level_floor)
     floor = level_floor
     if pooled_noise is not None and before and after:
         floor = max(level_floor, pooled_noise.floor((len(before), len(after))))
@@ -266,19 +349,6 @@ def _make_case(
         noise=pooled_noise,
         uncertainty=uncertainty,
     )
-
-
-def _pooled_noise(
-    metric: Metric, noise: thresholds.Noise | None, level_floor: float
-) -> thresholds.Noise | None:
-    """Return the calibrated noise; that of work is pooled with what the floor of the level stands for.
-
-    Few runs of the same work may differ by next to nothing, and waits by anything: only work has a
-    usual deviation to fall back on.
-    """
-    if noise is None or metric.nature != "work":
-        return noise
-    return noise.with_prior(thresholds.prior_deviation(level_floor))
 
 
 def _unjudged_check(
@@ -319,6 +389,31 @@ def _unjudged_check(
         limit=limit,
         limit_on="level" if _bounds_level(requirement) else "change",
     )
+
+
+def is_far_beyond_limit(check: CheckResult, requirement: Requirement) -> bool:
+    """Return whether a change breaks a limit that was given by more than twice.
+
+    >>> from tracekit.diffs.gate_config import parse_requirement
+    >>> from tracekit.diffs.samples import make_samples
+    >>> base, slow = (Run("", make_samples({"step_ms": [ms]})) for ms in (10.0, 10.7))
+    >>> limit = parse_requirement("step_ms < +3%")
+    >>> check, = judge([slow], [base], [limit])
+    >>> check.verdict, is_far_beyond_limit(check, limit)
+    ('inconclusive', True)
+    """
+    if requirement.kind == "limit" or check.change is None or check.limit is None:
+        return False
+    sign = _sign_of_worse(requirement.metric, requirement)
+    return _is_far_beyond(sign * check.change, sign * check.limit, floor=check.floor or 0.0)
+
+
+def _is_far_beyond(worsening: float, limit: float, *, floor: float) -> bool:
+    """Return whether a worsening is more than twice the limit; of a limit of 0, more than the noise floor.
+
+    A demanded improvement has no such multiple.
+    """
+    return limit >= 0 and worsening > (FAR_BEYOND_LIMIT * limit or floor)
 
 
 def compare_free_steps(
@@ -425,16 +520,15 @@ def _zeros(runs: Sequence[Run]) -> list[list[float]]:
     return [[0.0] * runs[0].steps] if runs and runs[0].steps else []
 
 
-def _check_without_test(
-    case: _Case, rules: GateSettings, obstacle: str, damage: str
-) -> CheckResult | None:
+def _check_without_test(case: _Case, conditions: _Conditions) -> CheckResult | None:
     """Return the check if it needs no comparison of samples: a limit on the candidate alone, or nothing to compare."""
-    if damage or case.check.after is None:
-        return case.undecided(damage or "the candidate has no such metric")
+    rules = conditions.rules
+    if conditions.damage or case.check.after is None:
+        return case.undecided(conditions.damage or "the candidate has no such metric")
     if case.requirement and case.requirement.kind == "limit":
         return _check_limit(case, case.requirement, case.check.after, rules)
-    if obstacle:
-        return case.undecided(obstacle)
+    if conditions.obstacle:
+        return case.undecided(conditions.obstacle)
     if case.check.before is None:
         return case.undecided("the baseline has no such metric")
     if case.metric.family.once_a_run:
@@ -456,6 +550,9 @@ def _check_limit(
 ) -> CheckResult:
     """Return the verdict on the candidate's own steps, with the level *value*, against a limit."""
     holds = requirement.holds(value)
+    breaks_in_every_step = not any(
+        requirement.holds(case.sign * step) for step in chain.from_iterable(case.after)
+    )
     steps = case.check.steps.after
     if steps < rules.min_steps:
         # Too few steps to know their noise: only a distance larger than the floor decides.
@@ -465,6 +562,8 @@ def _check_limit(
         is_exact = case.floor == 0 and case.metric.family.unit == "count"
         if abs(value - requirement.limit) <= case.floor and not is_exact:
             return case.undecided(f"{few}, and the limit is within the noise floor")
+        if not holds and not breaks_in_every_step:
+            return case.undecided(f"{few}, of which some keep the limit")
         verdict: Verdict = "pass" if holds else "regressed"
         return replace(
             case.check, verdict=verdict, reason=f"{few}, but beyond the noise floor", method="floor"
@@ -476,7 +575,7 @@ def _check_limit(
     )
     if holds:
         return check
-    if p <= rules.alpha:
+    if p <= rules.alpha or breaks_in_every_step:
         return replace(
             check,
             verdict="regressed",
@@ -499,6 +598,15 @@ class _Test(_StepTest, frozen=True, kw_only=True):
     """Result of the statistical test of one metric, before correction for the number of metrics."""
 
     interval: list[float]  # confidence interval of the change
+    p_steps: float  # ``p_worse`` without the spread between runs
+
+
+class _CorrectedPs(msgspec.Struct, frozen=True):
+    """P-values of one metric, corrected for the number of metrics."""
+
+    worse: float
+    better: float
+    steps: float  # of a change for the worse, without the spread between runs
 
 
 def _test(case: _Case, alpha: float) -> _Test:
@@ -516,7 +624,7 @@ def _test(case: _Case, alpha: float) -> _Test:
     test = _test_steps(case, estimate, alpha)
     if case.noise is None and len(case.after) + len(case.before) == 2:
         interval = case.interval(estimate, 1 - 2 * alpha)
-        return _Test(**asdict(test), interval=interval)
+        return _Test(**asdict(test), interval=interval, p_steps=test.p_worse)
     spread = _estimate_between_runs(case)
     p_worse = BETWEEN_RUNS_P_FACTOR * spread.p_not_above(case.tested_change)
     p_better = BETWEEN_RUNS_P_FACTOR * _reversed(spread).p_not_above()
@@ -526,6 +634,7 @@ def _test(case: _Case, alpha: float) -> _Test:
         p_better=max(test.p_better, min(1.0, p_better)),
         interval=case.interval(less_certain, 1 - 2 * alpha),
         method=f"{test.method}, over runs",
+        p_steps=test.p_worse,
     )
 
 
@@ -577,39 +686,92 @@ def _reversed(estimate: stats.Estimate) -> stats.Estimate:
     return replace(estimate, value=-estimate.value)
 
 
-def _decide(
-    case: _Case, test: _Test, p_worse: float, p_better: float, rules: GateSettings
-) -> CheckResult:
+def _decide(case: _Case, test: _Test, corrected: _CorrectedPs, rules: GateSettings) -> CheckResult:
     """Return the verdict from the test and its corrected p-values."""
-    check = replace(case.check, interval=test.interval, p=p_worse, method=test.method)
+    check = replace(case.check, interval=test.interval, p=corrected.worse, method=test.method)
     if case.requirement is None:
         exceeded = case.worsening > case.limit
     else:
         exceeded = not case.requirement.holds(_required_change(check, case.requirement))
     if exceeded:
-        verdict, reason = _decide_exceeded(case, test, p_worse, rules)
+        verdict, reason = _decide_exceeded(case, test, corrected, rules)
         return replace(check, verdict=verdict, reason=reason)
-    if -case.worsening > case.floor and p_better <= rules.alpha and not case.may_be_chance:
+    if -case.worsening > case.floor and corrected.better <= rules.alpha and not case.may_be_chance:
         return replace(check, verdict="improved")
     is_worse = min(case.sign * end for end in test.interval) > 0
     return replace(check, reason="worse, within the limit") if is_worse else check
 
 
 def _decide_exceeded(
-    case: _Case, test: _Test, p_worse: float, rules: GateSettings
+    case: _Case, test: _Test, corrected: _CorrectedPs, rules: GateSettings
 ) -> tuple[Verdict, str]:
     """Return the verdict on a change beyond its limit, and the reason: regressed, unless it may be noise."""
     runs = (len(case.before), len(case.after))
-    calibrated_floor = 0.0 if case.noise is None else case.noise.floor(runs)
-    if case.requirement and case.noise and abs(case.worsening) <= calibrated_floor:
-        return "inconclusive", "past the limit, but within the calibrated noise"
-    if p_worse <= rules.alpha:
-        if case.may_be_chance:
-            return "inconclusive", _SINGLE_RUN_REASON
-        return "regressed", _regression_reason(case)
-    if test.p_worse <= 2 * rules.alpha and case.worsening > 2 * case.floor:
-        return "inconclusive", "looks worse, but may be noise: record more"
+    is_limit_within_noise = (
+        case.requirement is not None
+        and case.noise is not None
+        and abs(case.worsening) <= case.noise.floor(runs)
+    )
+    is_significant = corrected.worse <= rules.alpha
+    is_far_beyond = case.worsening > FAR_BEYOND_LIMIT * case.floor
+    is_default_limit_just_passed = case.requirement is None and not is_far_beyond
+    broken = _regression_reason(case)
+    cases: list[tuple[bool, Verdict, str]] = [  # the first that holds decides
+        (
+            _breaks_limit_throughout(case, rules),
+            "regressed",
+            f"{broken}, in every step by more than twice",
+        ),
+        (
+            is_limit_within_noise,
+            "inconclusive",
+            "past the limit, but within the calibrated noise",
+        ),
+        (is_significant and case.may_be_chance, "inconclusive", _SINGLE_RUN_REASON),
+        (is_significant, "regressed", broken),
+        (
+            is_default_limit_just_passed and corrected.steps > rules.alpha,
+            "pass",
+            "past the limit, by no more than equal steps differ",
+        ),
+        (
+            is_far_beyond and test.p_worse <= 2 * rules.alpha,
+            "inconclusive",
+            "looks worse, but may be noise: record more",
+        ),
+    ]
+    for holds, verdict, reason in cases:
+        if holds:
+            return verdict, reason
     return "inconclusive", "past the limit, but it may be noise: record more"
+
+
+def _breaks_limit_throughout(case: _Case, rules: GateSettings) -> bool:
+    """Return whether every step of every run breaks a limit that was given, by more than twice all in all.
+
+    What runs of the same code may differ by is no excuse then: the limit says what is accepted.
+    """
+    if case.requirement is None:
+        return False
+    if not _is_far_beyond(case.worsening, case.limit, floor=case.floor):
+        return False
+    return all(
+        _steps_exceed(after, before, case.limit, rules.alpha)
+        for after, before in product(case.after, case.before)
+    )
+
+
+def _steps_exceed(
+    after: Sequence[float], before: Sequence[float], limit: float, alpha: float
+) -> bool:
+    """Return whether the steps of one run are larger by more than *limit* than those of another.
+
+    Either each step is, in order, or so many that a rank test agrees.
+    """
+    if all(new - old > limit for new, old in zip(after, before, strict=False)):
+        return True
+    p = stats.rank_test(after, [value + limit for value in before])
+    return stats.weaken(p, stats.correlation([after, before])) <= alpha
 
 
 def _required_change(check: CheckResult, requirement: Requirement) -> float:

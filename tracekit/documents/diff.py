@@ -363,6 +363,8 @@ class DiffDocument(LargestChanges, frozen=True):
     """Second side."""
     obstacles: list[str]
     """Reasons why the sides should not be compared."""
+    same_recording: bool
+    """Whether both sides are the same files: equal in every step."""
     story: list[str]
     """Sentences that explain the change."""
     work: WorkChange | None

@@ -120,6 +120,8 @@ class GateDocument(Struct, frozen=True, kw_only=True):
     """Why the input could not be used."""
     obstacles: list[str]
     """Reasons why the sides should not be compared."""
+    same_recording: bool = False
+    """Whether both sides are the same files: equal in every step."""
     checks: list[CheckResult]
     """Verdict on each metric."""
     waivers: list[WaiverStatus]

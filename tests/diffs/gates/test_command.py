@@ -23,6 +23,18 @@ def test_equal_runs_pass(command, save, scaled):
     assert "\npass: " in out
 
 
+def test_the_same_files_on_both_sides_are_called_so(command, save, scaled, tmp_path):
+    old = save("old.json")
+    (tmp_path / "copy.json").write_bytes(old.read_bytes())
+    code, out, _ = command("gate", "copy.json", "--baseline", old)
+    assert (code, "\npass: before and after are the same files" in out) == (0, True)
+    assert "Before and after are the same files" in command("diff", old, "copy.json")[1]
+    assert json.loads(command("gate", old, "--baseline", old, "--json")[1])["same_recording"]
+    again = save("again.json", scaled(1.0))
+    assert "same files" not in command("gate", again, "--baseline", old)[1]
+    assert "same files" not in command("diff", old, again)[1]
+
+
 def test_a_slowdown_is_regressed(command, save, scaled):
     code, out, _ = command("gate", save("new.json", scaled(1.05)), "--baseline", save("old.json"))
     assert code == 1

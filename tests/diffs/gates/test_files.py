@@ -45,7 +45,8 @@ def test_a_baseline_file_gates_as_its_run_does(command, save, scaled):
 def test_calibrated_noise_lets_what_it_explains_pass(command, save, scaled):
     # Five runs of the same code that differ by ±4 %.
     runs = [save(f"r{i}.json", scaled(f)) for i, f in enumerate((0.96, 0.98, 1.0, 1.02, 1.04))]
-    code, out, _ = command("gate", *runs, "--calibrate", "--baseline", "noisy.json")
+    words = ("gate", *runs, "--calibrate", "--baseline", "noisy.json")
+    code, out, _ = command(*words, "--accept-noise")
     assert code == 0
     assert "step_ms: runs differ by 3.16" in out
     command("gate", runs[2], "--update-baseline", "--baseline", "plain.json")
@@ -55,12 +56,38 @@ def test_calibrated_noise_lets_what_it_explains_pass(command, save, scaled):
     assert command("gate", save("far.json", scaled(1.5)), "--baseline", "noisy.json")[0] == 1
 
 
+def test_a_calibration_that_makes_a_limit_void_is_refused_unless_it_is_confirmed(
+    command, save, scaled, tmp_path
+):
+    # Of three runs that differ by 1 % little is known: 14 deviations could be chance.
+    runs = [save(f"r{i}.json", scaled(f)) for i, f in enumerate((0.99, 1.0, 1.01))]
+    words = ("gate", *runs, "--calibrate", "--baseline", "base.json")
+    code, _, err = command(*words)
+    assert code == 2
+    assert "step_ms could worsen by 19.9 % unseen, the limit is 2.9 %" in err
+    assert "--accept-noise" in err
+    assert not (tmp_path / "base.json").exists()
+    code, _, err = command(*words, "--require", "step_ms < +8%")
+    assert (code, "the limit is 8.0 %" in err) == (2, True)
+    assert command(*words, "--require", "step_ms < +10%")[0] == 0
+    assert command(*words, "--accept-noise")[0] == 0
+
+
+def test_a_calibration_is_refused_by_the_limits_of_the_project(command, save, scaled, tmp_path):
+    (tmp_path / "tracekit.toml").write_text('[gate]\nrequire = ["bubble_fraction < +0.01"]\n')
+    runs = [save(f"r{i}.json", compute=c) for i, c in enumerate((0.6, 0.61, 0.59))]
+    code, _, err = command("gate", *runs, "--calibrate", "--baseline", "base.json")
+    assert code == 2
+    assert "bubble_fraction could worsen by" in err
+    assert "points unseen, the limit is 1.0 points" in err
+
+
 def test_a_limit_inside_calibrated_noise_is_inconclusive(command, save, scaled):
     runs = [save(f"r{i}.json", scaled(f)) for i, f in enumerate((0.96, 0.98, 1.0, 1.02, 1.04))]
-    command("gate", *runs, "--calibrate", "--baseline", "noisy.json")
+    command("gate", *runs, "--calibrate", "--baseline", "noisy.json", "--accept-noise")
     code, out, _ = command(
         "gate",
-        save("new.json", scaled(1.06)),
+        save("new.json", scaled(1.05)),
         "--baseline",
         "noisy.json",
         "--require",
@@ -72,7 +99,7 @@ def test_a_limit_inside_calibrated_noise_is_inconclusive(command, save, scaled):
 
 def test_an_update_keeps_the_calibration(command, save, scaled, tmp_path):
     runs = [save(f"r{i}.json", scaled(f)) for i, f in enumerate((0.98, 1.0, 1.02))]
-    command("gate", *runs, "--calibrate", "--baseline", "base.json")
+    command("gate", *runs, "--calibrate", "--baseline", "base.json", "--accept-noise")
     before = json.loads((tmp_path / "base.json").read_text())
     command("gate", runs[0], "--update-baseline", "--baseline", "base.json")
     after = json.loads((tmp_path / "base.json").read_text())

@@ -92,10 +92,14 @@ def test_a_run_that_was_cut_is_inconclusive_also_against_limits(samples, tmp_pat
 
 def test_the_plugin(pytester, save):
     saved = save("a.json")
+    slow = save("slow.json", [120.0] * 3)
+    hardly = save("hardly.json", [104.0] * 3)
     pytester.makepyfile(f"""
         import pytest
 
         SAVED = {str(saved)!r}
+        SLOW = {str(slow)!r}
+        HARDLY = {str(hardly)!r}
 
         def test_holds(tracekit):
             run = tracekit.analyze(SAVED)
@@ -111,6 +115,12 @@ def test_the_plugin(pytester, save):
         def test_cannot_say(tracekit):
             tracekit.gate(SAVED, baseline=SAVED, require=["label_count.forward < +1"])
 
+        def test_cannot_say_but_twice_the_limit(tracekit):
+            tracekit.gate(SLOW, baseline=SAVED, require=["step_ms < +3%"])
+
+        def test_cannot_say_and_below_twice_the_limit(tracekit):
+            tracekit.gate(HARDLY, baseline=SAVED, require=["step_ms < +3%"])
+
         def test_unknown(tracekit):
             with pytest.raises(KeyError, match="does not have it"):
                 tracekit.analyze(SAVED)["overlap.ep_dispatch"]
@@ -119,5 +129,7 @@ def test_the_plugin(pytester, save):
     # An install older than the entry point.
     named = [] if installed else ["-p", "tracekit.pytest_plugin"]
     result = pytester.runpytest_subprocess(*named, "-p", "no:cacheprovider")
-    result.assert_outcomes(passed=2, failed=1, skipped=1)
-    result.stdout.fnmatch_lines(["*regressed: step_ms*"])
+    result.assert_outcomes(passed=2, failed=2, skipped=2)
+    result.stdout.fnmatch_lines(
+        ["*regressed: step_ms*", "*broken by more than twice: step_ms < +3%*"]
+    )

@@ -7,6 +7,7 @@ import pytest
 from tracekit.diffs import Run, Side, gate, make_samples, read_side
 from tracekit.diffs.baseline import write_baseline
 from tracekit.documents.diff import Facts
+from tracekit.errors import InputError
 
 STEADY = (1.0, 1.001, 0.999, 1.002, 0.998, 1.0, 1.001, 0.999)
 
@@ -79,7 +80,10 @@ def test_damage_that_reading_noticed_leaves_no_role_a_verdict(baseline, role):
 
 def test_noise_is_calibrated_by_role(tmp_path):
     file = tmp_path / "baseline.json"
-    write_baseline(file, [run(100.0, 40.0 + i, name=str(i)) for i in (-2, 0, 2)], calibrated=True)
+    runs = [run(100.0, 40.0 + i, name=str(i)) for i in (-2, 0, 2)]
+    with pytest.raises(InputError, match=r"rollout/step_ms could worsen by"):
+        write_baseline(file, runs, calibrated=True)
+    write_baseline(file, runs, calibrated=True, accept_noise=True)
     side = read_side([file], what="baseline")
     assert side.noise["step_ms"].deviation == pytest.approx(0, abs=1e-6)
     assert side.of_role("rollout").noise["step_ms"].deviation == pytest.approx(2.0, rel=1e-3)

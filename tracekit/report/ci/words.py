@@ -30,6 +30,7 @@ TYPICAL_STEP_NOTE = (
     "of all pairs of steps, which one odd step hardly moves; "
     "analyze prints means"
 )
+SAME_RECORDING = "before and after are the same files: every step is equal to the nanosecond"
 EXPOSED_NOTE = "not hidden by compute; time of two exposed labels at once counts for one of them"
 VERDICT_MARKS = {"pass": "✓", "improved": "▲", "regressed": "✗", "inconclusive": "?"}
 GATE_VERDICT_ORDER = ("regressed", "inconclusive", "improved", "pass")
@@ -125,6 +126,8 @@ def headline(result: GateDocument) -> str:
     checks = result.checks
     waived = sum(1 for check in checks if check.waiver)
     waivers = f" ({waived} waived)" if waived else ""
+    if verdict == "pass" and result.same_recording:
+        return f"pass: {SAME_RECORDING}{waivers}"
     if verdict == "pass":
         return f"pass: {counted(len(checks), 'metric')} checked, none regressed{waivers}"
     metrics = [check.metric for check in checks if check.verdict == verdict and not check.waiver]
@@ -180,6 +183,8 @@ def compared_runs(result: Compared) -> str:
 
 def step_sentence(result: Compared) -> str:
     """Return a sentence about the change of the step time."""
+    if result.same_recording:
+        return capitalize(SAME_RECORDING)
     step = _step_of(result.metrics if isinstance(result, DiffDocument) else result.checks)
     if step is None or step.change is None:
         return "Step time cannot be compared"
