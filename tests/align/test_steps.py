@@ -7,7 +7,13 @@ from statistics import median
 import polars as pl
 import pytest
 
-from tracekit.align.steps import assign_parts, number_steps, parse_steps, select_steps
+from tracekit.align.steps import (
+    assign_parts,
+    host_ranges,
+    number_steps,
+    parse_steps,
+    select_steps,
+)
 from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.analysis.measure.tables import rank_tables
 from tracekit.diffs.run_samples import from_analysis
@@ -280,3 +286,40 @@ def test_report_and_gate_agree_on_how_long_a_step_takes(cut_marks):
         samples = from_analysis(document_of(mark), name="run").values("step_ms")
         assert len(samples) == took.steps == 8
         assert took.ns / 1e6 == pytest.approx(median(samples), abs=1e-6)
+
+
+MARKED_STEPS = [
+    ("annotation", 1, 0, 95),
+    ("cpu_op", 1, 10, 90),
+    ("annotation", 2, 100, 195),
+    ("cpu_op", 2, 110, 190),
+    ("annotation", 3, 200, 295),
+    ("cpu_op", 3, 210, 290),
+]
+"""Three steps of 100, of which the host calls operators for 80 and then does something else for 10 before the next."""
+
+
+@pytest.mark.parametrize(
+    ("changed", "end_of_last"),
+    [
+        ([], 295),
+        # An optimizer's range that began in the last step ends when the profiler has stopped.
+        ([("annotation", 3, 280, 900)], 295),
+        # The mark itself ends then: the host does what it usually does behind its last operator.
+        ([("annotation", 3, 200, 900)], 300),
+        ([("annotation", 3, 200, 900), ("runtime", 3, 292, 294)], 304),
+    ],
+)
+def test_the_last_step_ends_as_the_steps_before_it_do(changed, end_of_last):
+    schema = ["kind", "step", "start_ns", "end_ns"]
+    events = pl.DataFrame(MARKED_STEPS + changed, schema=schema, orient="row")
+    ranges = host_ranges(events)
+    assert ranges["host_start_ns"].to_list() == [0, 100, 200]
+    assert ranges["host_end_ns"].to_list() == [95, 195, end_of_last]
+
+
+def test_a_step_without_a_mark_ends_with_its_last_event():
+    events = pl.DataFrame(
+        {"kind": ["cpu_op"] * 2, "step": [0, 0], "start_ns": [0, 5], "end_ns": [4, 9]}
+    )
+    assert host_ranges(events).rows() == [(0, 0, 9)]

@@ -126,21 +126,26 @@ def test_steps_that_alternate_are_said_to(tmp_path):
     assert any("steps take" in line and "in turn" in line for line in screen)
 
 
-def test_what_only_the_first_step_does_is_start_up_and_no_finding(tmp_path):
+@pytest.mark.parametrize(
+    ("slow", "said"), [(0, "step 0 takes 60.0 ms (the first)"), (4, "step 4 takes 60.0 ms")]
+)
+def test_what_only_the_first_or_the_last_step_does_may_be_start_or_end_and_no_finding(
+    slow, said, tmp_path
+):
     recording = Recording()
     start = 0.0
     for number in range(5):
-        end = start + (60.0 if number == 0 else 12.0)
+        end = start + (60.0 if number == slow else 12.0)
         recording.step(number, start, end)
         work_end = train(recording, start)
-        if number == 0:
-            recording.call("cudaMalloc", work_end + 1, end - 1)
+        if number == slow:
+            recording.call("cudaMalloc", work_end + 1, end)
         start = end
     recording.write(tmp_path)
     analysis = analyze(tmp_path)
-    assert [step.step for step in analysis.step.unusual] == [0]
+    assert [step.step for step in analysis.step.unusual] == [slow]
     assert "slow_step" not in {finding.code for finding in analysis.findings}
-    assert "step 0 takes 60.0 ms (the first)" in unusual_steps(analysis.step)
+    assert said in unusual_steps(analysis.step)
 
 
 def test_the_parts_of_a_free_step_are_those_of_an_ordinary_one(tmp_path):

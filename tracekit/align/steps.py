@@ -60,6 +60,8 @@ UNKNOWN_TIME = np.iinfo(np.int64).min
 """Instead of a time that is not recorded: earlier than any."""
 NO_STEP = -2
 """Instead of the number of a step that has none: follows none, and none follows it."""
+_HOST_CALL_KINDS = ("cpu_op", "runtime", "driver")
+"""What of the host's work is a call: of an operator, or of the GPU's library."""
 _BACKWARD = ("dgrad", "wgrad", "backward", "recompute")
 
 Steps = str | int | slice | Iterable[int]
@@ -201,26 +203,42 @@ def number_steps(labelled: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
 def host_ranges(events: pl.DataFrame) -> pl.DataFrame:
     """Return when the host was in each step (``STEP_HOST_RANGES``), from the events of one rank.
 
-    A range ends before the next one begins: work of another thread may run on.
+    A range ends where its mark ends, or where the next one begins: work of another thread may run on, and a range
+    that was begun in the last step may end when the profiler has stopped. What the host does behind the last call of
+    the last step counts for as long as it usually takes in the steps before: the rest is the end of the recording.
 
-    >>> events = pl.DataFrame({"kind": ["annotation", "cpu_op", "annotation", "kernel"], "step": [4, 4, 5, 5],
-    ...                        "start_ns": [0, 5, 10, 30], "end_ns": [9, 14, 19, 40]})
+    >>> rows = [("annotation", 4, 0, 9), ("cpu_op", 4, 5, 14), ("annotation", 5, 10, 19), ("annotation", 5, 18, 90)]
+    >>> events = pl.DataFrame(rows, schema=["kind", "step", "start_ns", "end_ns"], orient="row")
     >>> host_ranges(events).rows()
     [(4, 0, 10), (5, 10, 19)]
     """
     is_host = pl.col("step").is_not_null() & ~pl.col("kind").is_in([*GPU_KINDS, "gpu_annotation"])
+    is_mark = (pl.col("kind") == "annotation") & (pl.col("start_ns") == pl.col("start_ns").min())
+    is_call = pl.col("kind").is_in(_HOST_CALL_KINDS)
     ranges = (
         events.lazy()
         .filter(is_host)
         .group_by("step")
-        .agg(host_start_ns=pl.col("start_ns").min(), host_end_ns=pl.col("end_ns").max())
+        .agg(
+            host_start_ns=pl.col("start_ns").min(),
+            host_end_ns=pl.col("end_ns").max(),
+            mark_end_ns=pl.col("end_ns").filter(is_mark).max(),
+            last_call_end_ns=pl.col("end_ns").filter(is_call).max(),
+        )
         .sort("host_start_ns")
         .collect()
     )
     next_start = pl.col("host_start_ns").shift(-1)
-    return ranges.with_columns(host_end_ns=pl.min_horizontal("host_end_ns", next_start)).sort(
-        "step"
+    after_calls_ns = (next_start - pl.col("last_call_end_ns")).clip(lower_bound=0).median()
+    end_of_last = pl.min_horizontal(
+        "host_end_ns", "mark_end_ns", pl.col("last_call_end_ns") + after_calls_ns.cast(pl.Int64)
     )
+    host_end = pl.when(next_start.is_null()).then(end_of_last)
+    return ranges.select(
+        "step",
+        "host_start_ns",
+        host_end_ns=host_end.otherwise(pl.min_horizontal("host_end_ns", next_start)),
+    ).sort("step")
 
 
 def add_step_intervals(steps: pl.DataFrame) -> pl.DataFrame:

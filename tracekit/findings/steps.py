@@ -13,8 +13,6 @@ from tracekit.findings.context import Context, places_of
 
 MIN_EXTRA_SHARE = 0.1
 """Share of a slow step's excess from which an activity that the others lack explains it."""
-RECURRING_CASES = ("checkpoint", "evaluation")
-"""What a step does that a run does again and again, though not in every step."""
 COPY_TO_HOST = r"(?i)DtoH|DeviceToHost|Device -> (Host|Pageable|Pinned)"
 """Names of copies from the GPU to the host."""
 MIN_TIMES_DELAYED = 2.0
@@ -31,8 +29,10 @@ def step_findings(context: Context) -> Iterator[Finding]:
         yield from _delayed_decode(context)
         return
     usual_ns = context.step.time_ns or 0
+    # What only the first step does may be start-up, and what only the last one does the end of the recording.
+    ends = (context.step.per_step[0], context.step.per_step[-1]) if context.step.per_step else ()
     for step in context.step.unusual:
-        if step.time_ns <= usual_ns:
+        if step.time_ns <= usual_ns or step in ends:
             continue
         excess_ns = step.time_ns - usual_ns
         cost_ns = excess_ns / len(context.step.per_step)
@@ -40,8 +40,6 @@ def step_findings(context: Context) -> Iterator[Finding]:
         mean_ns = sum(each.time_ns for each in context.step.per_step) / len(context.step.per_step)
         late_ranks = _late_ranks(context, step, excess_ns)
         case, evidence = _cause(context, step, excess_ns, late_ranks)
-        if step is context.step.per_step[0] and case not in RECURRING_CASES:
-            continue  # what only the first step does is start-up, which a longer run does once
         yield Finding(
             code="slow_step",
             case=case,
