@@ -17,8 +17,17 @@ import tracekit
 from tests.reference import read
 from tests.stores import reseal, write_store
 from tracekit.errors import InputError, MachineError, Notice, OutputError, TracekitError
-from tracekit.schema import EVENTS, LABELLED, MEMORY, ProcessGroup, RankEvents, Source, conform
-from tracekit.store.checks import LATEST_NS, MAX_TOTAL, check_size, check_table
+from tracekit.schema import (
+    EVENTS,
+    LABELLED,
+    LATEST_NS,
+    MEMORY,
+    ProcessGroup,
+    RankEvents,
+    Source,
+    conform,
+)
+from tracekit.store.checks import MAX_TOTAL, check_size, check_table
 from tracekit.store.files import MANIFEST, is_store, open_store, read_entry, write_rank
 from tracekit.store.writer import StoreWriter, replace_store
 

@@ -215,7 +215,7 @@ def test_the_secrets_of_a_url_are_used_and_kept_nowhere(web, tmp_path, capfd, ur
     url = url.format(web=web)
     analysis = tracekit.analyze(url, critical_path=True, timeline=True)
     assert [source.rank for source in analysis.sources] == [1]
-    for name in ("a.html", "a.json", "a.md", "a.xlsx"):
+    for name in ("a.html", "a.json", "a.md", "a.csv"):
         analysis.save(tmp_path / name)
     store = tracekit.ingest(url, tmp_path / "store")
     assert store.sources[0].path == f"http://{web}/rank1.pt.trace.json.gz"

@@ -66,6 +66,9 @@ UNTIMED = "GPU events without usable times"
 """Key of ``Source.skipped``: GPU events in the file whose start or duration is unusable."""
 ON_OTHER_GPUS = "events on other devices"
 """Key of ``Source.skipped``: GPU events of a process on GPUs other than the one that it computes on."""
+LATEST_NS = 1 << 62
+"""No clock shows this time, a later one, or one before its negative (the years 2116 and 1823): such a time is
+damage, and the difference of two others fits into 64 bits."""
 DAMAGED = "damaged events"
 """Key of ``Source.skipped``: events that cannot be read at all, whether of the host or of the
 GPU."""

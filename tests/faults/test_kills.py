@@ -347,7 +347,7 @@ def test_a_kill_at_any_write_of_a_store_leaves_what_can_be_resumed(traces, tmp_p
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["run.json", "run.html", "run.md", "run.xlsx"])
+@pytest.mark.parametrize("name", ["run.json", "run.html", "run.md", "run.csv"])
 def test_a_kill_at_any_write_of_a_report_leaves_the_old_or_the_new_one(traces, tmp_path, name):
     report = tmp_path / name
     report.write_bytes(b"old")

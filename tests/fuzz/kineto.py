@@ -17,8 +17,7 @@ from tests.fuzz.memory import small_memory
 from tracekit.classify import classify
 from tracekit.errors import InputError
 from tracekit.parsers import kineto
-from tracekit.parsers.kineto.table import LATEST_NS
-from tracekit.schema import EVENTS, MEMORY
+from tracekit.schema import EVENTS, LATEST_NS, MEMORY
 
 WORDS = (
     "aten::mm",

@@ -72,7 +72,6 @@ def test_what_was_freed_before_the_history_and_is_still_in_use_is_active_only():
     assert replay.first_allocated == 0
     assert replay.levels.select("allocated", "active").rows() == [(0, 20 * K)]
     assert (replay.end_allocated, replay.end_active, replay.difference_bytes) == (0, 20 * K, 0)
-    assert replay.living_at(0).is_empty()
 
 
 def test_a_replay_that_misses_memory_says_how_much():

@@ -9,10 +9,10 @@ import pytest
 import tracekit
 from tracekit.errors import InputError
 from tracekit.parsers import kineto
-from tracekit.parsers.kineto.table import LATEST_NS, UNTIMED_CPU
+from tracekit.parsers.kineto.table import UNTIMED_CPU
 from tracekit.parsers.rank_numbers import MAX_RANKS
 from tracekit.report.notices import notice_sentence
-from tracekit.schema import DAMAGED, UNTIMED
+from tracekit.schema import DAMAGED, LATEST_NS, UNTIMED
 
 pytestmark = pytest.mark.slow
 

@@ -40,9 +40,8 @@ from tracekit.memory.measures.leaks import LEAKS
 from tracekit.memory.measures.rank_contents import STACKS, STEP_STARTS
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS
 from tracekit.roles.weight_updates.transfers import RELOAD_EVENTS
-from tracekit.schema import CELLS, LABELS, PASSES, PHASES
+from tracekit.schema import CELLS, LABELS, LATEST_NS, PASSES, PHASES
 from tracekit.store.checks import (
-    LATEST_NS,
     is_number_of_an_event,
     is_time_of_a_clock,
     is_total_too_large,

@@ -41,7 +41,7 @@ def run(
     output: Annotated[
         list[Path] | None,
         options.output(
-            "Write the result: .html .json .md .parquet .csv .xlsx .png .svg .pdf; may be repeated."
+            "Write the result: .html .json .md .parquet .csv .png .svg .pdf; may be repeated."
         ),
     ] = None,
     plot: Annotated[

@@ -17,6 +17,7 @@ from tracekit.documents.findings import MAX_PLACES_PER_FINDING, EvidenceValue, F
 from tracekit.findings.context import Context, places_of
 from tracekit.graph.event_graph import EventGraph
 from tracekit.graph.remedies import FUSE, FUSE_LOSS, select_remedies
+from tracekit.metrics.remedies.precision import NARROW
 from tracekit.metrics.remedies.rows import HOST_ALONE, SLOWER_OPERATORS
 
 MIN_SAVED_SHARE = 0.05
@@ -25,7 +26,6 @@ MIN_FUSED_KERNELS = 16
 """Kernels of a step in chains, below which fusing them is no advice: a mask or a position is made once."""
 MIN_EXPLAINED_SHARE = 0.5
 """Share of an operator's time that has a remedy, above which its rate is no finding of its own."""
-NARROW = ("bf16", "fp16")
 
 
 class _Changed(msgspec.Struct, frozen=True):

@@ -20,8 +20,7 @@ from tracekit.graph.constants import (
 )
 from tracekit.graph.shared_gpu import SharedGpu
 from tracekit.pipeline.reconstruct.messages import contention_losses
-
-OP_KINDS = ("F", "I", "W", "B", "FB")
+from tracekit.pipeline.schedules.ops import OP_KINDS
 
 Queues = Literal["one", "peer", "direction", "compute", "free"]
 """Queues of a rank's message kernels.
@@ -198,7 +197,7 @@ def _slowdown_by_kind(contention: Sequence[pl.DataFrame]) -> tuple[dict[str, Est
     if sums_by_kind:
         sums_of_all = [sum(column) for column in zip(*sums_by_kind.values(), strict=True)]
         slowdown_of_all = _slowdown(*sums_of_all)
-    slowdown = {}
+    slowdown: dict[str, Estimate] = {}
     for kind in OP_KINDS:
         own = _slowdown(*sums_by_kind[kind]) if kind in sums_by_kind else None
         slowdown[kind] = own or slowdown_of_all or UNKNOWN_SLOWDOWN

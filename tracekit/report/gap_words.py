@@ -40,18 +40,6 @@ def missing_ranks_named(ranks: Sequence[int], world_size: int | None) -> str:
     return f"{ranks_named(first)}{more}" if count else ""
 
 
-def largest_gap_cause(analysis: Analysis) -> str | None:
-    """Return the largest cause of the gap that can be removed; None where none is worth a line."""
-    schedule = analysis.schedule
-    if schedule is None or schedule.gap_ns is None:
-        return None
-    gap_ns = dict(schedule.gap_ns)
-    for cause_to_leave_out in ("unexplained", "early_output"):
-        gap_ns.pop(cause_to_leave_out, None)
-    cause = max(gap_ns, key=lambda name: gap_ns[name])
-    return cause if gap_ns[cause] > MIN_GAP_SHARE * schedule.head.measured_ns else None
-
-
 def gap_words(analysis: Analysis, cause: str) -> str:
     """Return a cause of the gap in words.
 

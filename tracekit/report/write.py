@@ -1,17 +1,14 @@
 """Files of an analysis, whose format the extension of their path says, and its tables of data.
 
-The tables are all figures in one long table, a spreadsheet, and the rows of a query. Spreadsheets
-are written by polars and XlsxWriter (extra ``xlsx``). Every text in them stays text: a kernel whose
-name begins with an equals sign is no formula, and an address is no link.
+The tables are all figures in one long table, and the rows of a query. Every text in them stays
+text: a kernel whose name begins with an equals sign is no formula.
 """
 
-import importlib
-import importlib.util
 import io
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from os import PathLike
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import polars as pl
 import polars.selectors as cs
@@ -25,7 +22,6 @@ from tracekit.documents.analysis import AnalysisDocument, Figures
 from tracekit.documents.coding import encode
 from tracekit.errors import OptionError
 from tracekit.report.findings import findings_of
-from tracekit.report.notices import notice_sentence
 from tracekit.report.text import FORMULA_START, shorten_distinct, spreadsheet_cell
 
 Subject = TypeVar("Subject")
@@ -44,18 +40,10 @@ FIGURE_ROWS = pl.Schema(
 )
 ROW_FORMATS = (".csv", ".json", ".parquet")
 """Files that the rows of a query can be written to."""
-MAX_SHEET_ROWS = (1 << 20) - 1
-"""Rows of a sheet below its heading, a limit of the format."""
-MAX_SHEET_NAME_LENGTH = 31
-MAX_CELL_LENGTH = (1 << 15) - 1
-"""Characters of a cell, a limit of the format."""
-MAX_EXACT_INTEGER = 1 << 53
-"""A cell's number is a 64-bit float: larger integers would lose their last digits, so they are
-written as text."""
 
 
 def write(analysis: Analysis, path: str | PathLike[str], *, plot: str | None = None) -> None:
-    """Write *analysis* to *path*: .html .json .md .parquet .csv .xlsx, or the picture *plot* as .png, .svg or .pdf.
+    """Write *analysis* to *path*: .html .json .md .parquet .csv, or the picture *plot* as .png, .svg or .pdf.
 
     >>> check_output("report.docx")
     Traceback (most recent call last):
@@ -85,8 +73,6 @@ def check_output(path: str | PathLike[str], *, plot: str | None = None) -> Rende
     Raise an error if its extension, the plot or the folder cannot be used.
     """
     suffix = check_extension(path, (*WRITERS, *PICTURES))
-    if suffix == ".xlsx":
-        check_spreadsheet(path)
     return WRITERS[suffix] if suffix in WRITERS else _picture_renderer(suffix, plot)
 
 
@@ -188,91 +174,6 @@ def _figures_of(
         yield "wait", label, None, wait_ns, "ns"
     yield "bubble", None, None, measured.bubble_fraction, "share"
     yield "exposed wait", "pp_comm", None, measured.bubble.wait_ns, "ns"
-
-
-def check_spreadsheet(path: str | PathLike[str]) -> None:
-    """Raise an error if the package that writes spreadsheets is not installed."""
-    if importlib.util.find_spec("xlsxwriter") is None:
-        raise OptionError(
-            f"{path}: spreadsheets need XlsxWriter", hint="pip install 'tracekit-ml[xlsx]'"
-        )
-
-
-def sheets(analysis: Analysis) -> dict[str, pl.DataFrame]:
-    """Return the tables of a spreadsheet by the name of their sheet, the most important first.
-
-    >>> from tracekit.run.analyze import analyze
-    >>> list(sheets(analyze("sample_traces/reload", schedule="none")))[:3]
-    ['figures', 'steps', 'budget']
-    """
-    rates = analysis.rates
-    by = analysis.by
-    tables = {"figures": figures(analysis)}
-    if by is not None:
-        tables[f"by {by.kind}"] = by.rows
-    tables |= analysis.tables
-    if rates is not None:
-        tables |= {
-            "products": rates.products,
-            "communication": rates.communication,
-            "experts": rates.experts,
-        }
-    warnings = [(notice.code, notice_sentence(notice)) for notice in analysis.notices]
-    tables["warnings"] = pl.DataFrame(
-        warnings, schema={"code": pl.String, "message": pl.String}, orient="row"
-    )
-    return {name[:MAX_SHEET_NAME_LENGTH]: table for name, table in tables.items() if table.width}
-
-
-def render_spreadsheet(analysis: Analysis) -> bytes:
-    """Return a spreadsheet with every table of *analysis*, a sheet for each."""
-    workbook: Any = importlib.import_module("xlsxwriter").Workbook
-    options = {
-        "strings_to_formulas": False,
-        "strings_to_urls": False,
-        "strings_to_numbers": False,
-        "in_memory": True,
-    }
-    # Written through memory: XlsxWriter reports a full disk by an error of its own, Python by
-    # OSError.
-    buffer = io.BytesIO()
-    with workbook(buffer, options) as book:
-        for name, table in sheets(analysis).items():
-            as_cells(table).write_excel(
-                book, worksheet=name, freeze_panes=(1, 0), table_style="Table Style Light 1"
-            )
-    return buffer.getvalue()
-
-
-def as_cells(table: pl.DataFrame) -> pl.DataFrame:
-    """Return a table as a sheet can hold it: text cut to the length of a cell.
-
-    Lists and large integers as text.
-
-    >>> as_cells(pl.DataFrame({"ranks": [[0, 1]], "at": [1 << 60]})).rows()
-    [('0, 1', '1152921504606846976')]
-    """
-    return table.head(MAX_SHEET_ROWS).select(
-        _cells(table, name, dtype) for name, dtype in table.schema.items()
-    )
-
-
-def _cells(table: pl.DataFrame, name: str, dtype: pl.DataType) -> pl.Expr:
-    column = pl.col(name)
-    if isinstance(dtype, pl.List):
-        return column.cast(pl.List(pl.String)).list.join(", ").str.slice(0, MAX_CELL_LENGTH)
-    if dtype.is_integer():
-        largest = table[name].abs().max()
-        return (
-            column.cast(pl.String)
-            if isinstance(largest, int) and largest > MAX_EXACT_INTEGER
-            else column
-        )
-    if dtype.is_float():
-        return pl.when(column.is_finite()).then(column).alias(name)
-    if dtype == pl.Boolean:
-        return column
-    return column.cast(pl.String).str.slice(0, MAX_CELL_LENGTH)
 
 
 def rows_text(rows: pl.DataFrame, *, most: int, width: int | None = None) -> str:
@@ -435,6 +336,5 @@ WRITERS: dict[str, Renderer] = {
     ".md": _render_markdown,
     ".parquet": lambda analysis: render_rows(figures(analysis), ".parquet"),
     ".csv": lambda analysis: render_rows(figures(analysis), ".csv"),
-    ".xlsx": render_spreadsheet,
 }
 PICTURES = (".png", ".svg", ".pdf")

@@ -118,7 +118,7 @@ class AnalysisResult(Analysis, HasDocument):
     def save(self, path: str | PathLike[str], *, plot: str | None = None) -> None:
         """Write it to *path*.
 
-        The extension selects the format: .html .json .md .parquet .csv .xlsx .png .svg .pdf.
+        The extension selects the format: .html .json .md .parquet .csv .png .svg .pdf.
 
         *plot* names the content of a picture; by default the schedule if there is one, else the
         budget.

@@ -12,11 +12,8 @@ import polars as pl
 from tracekit._util.inflation import inflated_limit
 from tracekit._util.machine import available_memory
 from tracekit.errors import MachineError
-from tracekit.schema import conform
+from tracekit.schema import LATEST_NS, conform
 
-LATEST_NS = 1 << 62
-"""No clock shows this time, a later one, or one before its negative, as in the readers of traces:
-the difference of two times fits into 64 bits."""
 MAX_TOTAL = 1 << 60
 """Largest sum of a column: 36 years in nanoseconds, or an exabyte. Sums over eight ranks, of two
 columns or of times and durations then fit into 64 bits."""

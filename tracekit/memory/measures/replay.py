@@ -79,12 +79,6 @@ class Replay:
     """Largest difference between replayed levels at the end and the snapshot's own segments; 0 if
     they agree."""
 
-    def living_at(self, row: int) -> pl.DataFrame:
-        """Return the allocations that exist after an event."""
-        is_made = pl.col("alloc_row").is_null() | (pl.col("alloc_row") <= row)
-        is_freed = (pl.col("free_row") <= row).fill_null(False)
-        return self.allocations.filter(is_made & ~is_freed)
-
     def peak_row(self, start_ns: int | None = None, end_ns: int | None = None) -> int | None:
         """Return the first event after which most is allocated, within a time.
 

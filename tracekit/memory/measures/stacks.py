@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -181,8 +180,3 @@ def _innermost_python(stack: Stack) -> Frame | None:
     python = [frame for frame in stack if frame[2] > 0 and not is_compiled(frame)]
     own = [frame for frame in python if not is_of_library(frame)]
     return next(iter(own or python), None)
-
-
-def stack_origins(stacks: Sequence[Stack]) -> list[str | None]:
-    """Return the origin of every stack."""
-    return [stack_origin(stack) for stack in stacks]

@@ -101,7 +101,8 @@ def measure_host_time(
 ) -> tuple[pl.DataFrame, pl.DataFrame, dict[str, Intervals]]:
     """Return the host's time by step and activity (``HOST_TIME``), and where the GPU is idle longest (``HOST_PLACES``).
 
-    The third is when the host did what, as ``find_host_stretches`` returns it.
+    The third is when the host did what in timed steps, by activity: the stretches are disjoint. Launching
+    is left out: it is the rest.
 
     Args:
         host: Events of the threads that launch the rank's GPU work.
@@ -146,23 +147,6 @@ def measure_host_time(
     all_times = pl.concat(times) if times else HOST_TIME.to_frame()
     stretches.pop("launch_bound", None)
     return all_times, with_lines, stretches
-
-
-def find_host_stretches(
-    host: HostEvents, gpu_events: pl.DataFrame, steps: pl.DataFrame
-) -> dict[str, Intervals]:
-    """Return when the host did what in timed steps, by activity: the stretches are disjoint.
-
-    Launching is left out: it is the rest. The arguments are those of ``measure_host_time``.
-    """
-    host = _without_step_marks(host)
-    timed = steps.filter(pl.col("time_ns").is_not_null())
-    if not any(map(len, (host.calls, host.operators, host.ranges))) or timed.is_empty():
-        return {}
-    window = union(timed["interval_start_ns"].to_numpy(), timed["interval_end_ns"].to_numpy())
-    stretches, _ = _stretches_and_ranges(host, gpu_events, window)
-    stretches.pop("launch_bound", None)
-    return stretches
 
 
 def _without_step_marks(host: HostEvents) -> HostEvents:

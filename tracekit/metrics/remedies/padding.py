@@ -13,6 +13,7 @@ from math import prod
 import polars as pl
 
 from tracekit._util.shapes import is_shape, parse_list
+from tracekit.metrics.remedies.precision import NARROW
 from tracekit.metrics.remedies.rows import RankWork, new_durations
 from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS, Share
 
@@ -22,7 +23,6 @@ PADDED_SIZE = 64
 """Elements that sizes are padded to a multiple of."""
 MAX_PADDED_SHARE = 0.8
 """Time of a padded product over the present one, above which odd sizes are not what makes it slow."""
-NARROW = ("bf16", "fp16")
 _OUTLINE = ("shapes", "is_weight_gradient")
 
 

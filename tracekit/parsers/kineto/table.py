@@ -18,11 +18,8 @@ from tracekit.parsers.kineto.texts import DAMAGE, compact_json, decode_string, r
 from tracekit.parsers.kineto.vocabulary import CATEGORIES, ITEM_BYTES, MEMORY_COLUMNS
 from tracekit.parsers.kineto.worker import ScannedPart
 from tracekit.parsers.long_names import shorten_name
-from tracekit.schema import EVENTS, KINDS, MEMORY, UNTIMED, conform
+from tracekit.schema import EVENTS, KINDS, LATEST_NS, MEMORY, UNTIMED, conform
 
-LATEST_NS = 1 << 62
-"""No clock shows a time beyond this, or before its negative (the years 1823 and 2116): such a time
-is damage."""
 UNTIMED_CPU = "CPU events without usable times"
 DEVICE_KINDS = ("kernel", "memcpy", "memset", "gpu_annotation")
 TEXTS = {

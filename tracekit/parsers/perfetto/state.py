@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from tracekit._util.values import seeded_key
-from tracekit.parsers.kineto.table import LATEST_NS
 from tracekit.parsers.perfetto.messages import (
     DamagedMessageError,
     Value,
@@ -14,6 +13,7 @@ from tracekit.parsers.perfetto.messages import (
     numbers_and_texts,
     signed,
 )
+from tracekit.schema import LATEST_NS
 
 BOOT_CLOCK = 6
 """Clock of times in packets that name none."""

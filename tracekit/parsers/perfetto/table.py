@@ -12,7 +12,6 @@ from tracekit._loops.event_columns import EventColumn
 from tracekit._loops.json_scanner import NULL
 from tracekit._loops.packet_scanner import EventType, PacketColumn, Trait
 from tracekit._util.arrays import Ints
-from tracekit.parsers.kineto.table import LATEST_NS
 from tracekit.parsers.kineto.texts import DAMAGE
 from tracekit.parsers.kineto.vocabulary import MEMORY_COLUMNS
 from tracekit.parsers.kineto.worker import ColumnPart, ScannedPart, TextChunk
@@ -21,6 +20,7 @@ from tracekit.parsers.perfetto.packets import Packets
 from tracekit.parsers.perfetto.slices import NO_END, match_ends
 from tracekit.parsers.perfetto.state import BOOT_CLOCK, Names, TraceState
 from tracekit.parsers.perfetto.vocabulary import PERFETTO_MEMORY_KINDS, STAGE_CATEGORIES
+from tracekit.schema import LATEST_NS
 
 ALLOCATION = b"[memory]"
 """Name of the allocator's events."""

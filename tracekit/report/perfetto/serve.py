@@ -15,8 +15,6 @@ from tracekit._util.files import read_start
 from tracekit.errors import OutputError
 
 HOST = "127.0.0.1"
-PORT = 9001
-"""The only local port that ui.perfetto.dev may read from."""
 VIEWER = "https://ui.perfetto.dev"
 CONNECTION_TIMEOUT_S = 30
 """Time after which a connection without a request is closed."""
@@ -34,7 +32,7 @@ class SingleDownloadServer(http.server.ThreadingHTTPServer):
 
     timeout = 0.2  # seconds after which handle_request returns without a request
 
-    def __init__(self, file: Path, *, port: int = PORT) -> None:
+    def __init__(self, file: Path, *, port: int) -> None:
         self.file = file
         self.path = f"/{secrets.token_urlsafe(16)}/{quote(os.fsencode(file.name), safe='')}"
         self.read = False
