@@ -187,10 +187,13 @@ class Context:
 
     @cached_property
     def lacks_launches(self) -> bool:
-        """Whether launches are not in the file and no operators stand in for them: a replay saves too little."""
+        """Whether launches are not in the file and no operators stand in for them, or contradict the GPU's times.
+
+        A replay saves too little then.
+        """
+        unusable = {("no-launches", "by_time"), ("gpu-clock", "unexplained")}
         return any(
-            notice.code == "no-launches" and notice.values.get("case") == "by_time"
-            for notice in self.analysis.notices
+            (notice.code, notice.values.get("case")) in unusable for notice in self.analysis.notices
         )
 
     @cached_property

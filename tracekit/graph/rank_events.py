@@ -167,7 +167,7 @@ def _find_releases(rank: Rank, order: Ints) -> tuple[Ints, Ints]:
     released_by, after_release_ns = np.full((2, len(rank.start_ns)), -1, np.int64)
     calls = find_releasing_calls(rank)
     launch = rank.launch_ns[order]
-    if not len(calls.end_ns):
+    if not len(calls.end_ns) or not len(order):
         return released_by, after_release_ns
     # Of each launch but the first: the last call since the launch before in which the host waited,
     # else the last call.

@@ -724,6 +724,50 @@ def no_launches_by_time(count: int, total: int) -> str:
     )
 
 
+def gpu_clock_contradicts(impossible: int, late: int, total: int) -> str:
+    parts = []
+    if impossible:
+        parts.append(f"{impossible:,} of {total:,} GPU events start before their launch")
+    if late:
+        parts.append(f"the host waited {late:,} times for GPU work that seems to end later")
+    return " and ".join(parts)
+
+
+@sentence("gpu-clock", "moved")
+def gpu_clock_moved(impossible: int, late: int, total: int, shift_ns: int) -> str:
+    return (
+        f"the GPU's times were moved by {shift_ns / 1000:+,.0f} µs (its clock is off): "
+        f"{gpu_clock_contradicts(impossible, late, total)}; it is the least that makes every launch and "
+        "wait possible"
+    )
+
+
+@sentence("gpu-clock", "drifts")
+def gpu_clock_drifts(impossible: int, late: int, total: int, shift_ns: int, drift: float) -> str:
+    return (
+        f"the GPU's times were moved by up to {shift_ns / 1000:+,.0f} µs (its clock drifts): "
+        f"{gpu_clock_contradicts(impossible, late, total)}; {abs(drift):.2%} of the time that passed make every "
+        "launch and wait possible"
+    )
+
+
+@sentence("gpu-clock", "few")
+def gpu_clock_few(impossible: int, late: int, total: int) -> str:
+    return (
+        f"{gpu_clock_contradicts(impossible, late, total)}: too few to be the GPU's clock, so that their "
+        "times were left as they are"
+    )
+
+
+@sentence("gpu-clock", "unexplained")
+def gpu_clock_unexplained(impossible: int, late: int, total: int) -> str:
+    return (
+        "savings and the step without the profiler are withheld: "
+        f"{gpu_clock_contradicts(impossible, late, total)}, which no shift of the GPU's clock explains; what "
+        "work waited for is not known either"
+    )
+
+
 @sentence("repeated-events")
 def repeated_events(count: int, total: int, reader: str) -> str:
     return (

@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 
 from tracekit.align.clocks import Clocks
+from tracekit.align.gpu_clock import is_clock_unexplained
 from tracekit.analysis.combine.replayed_ranks import ReplayedRanks
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.analysis.measured import total_figures
@@ -193,6 +194,8 @@ def free_step_notices(ranks: Sequence[RankTables], free: FreeStep | None) -> lis
     by_other_profiler = tuple(rank.source.rank for rank in ranks if rank.source.reader == "nsight")
     if by_other_profiler:
         return [Notice("no-free-step", values={"case": "other_profiler"})]
+    if any(is_clock_unexplained(rank.source) for rank in ranks):  # its own notice says so
+        return []
     without_operators = [
         rank.source.rank for rank in ranks if not rank.source.counts.get("cpu_op", 0)
     ]

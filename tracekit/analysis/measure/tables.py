@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.machine import give_back_memory
+from tracekit.align.gpu_clock import is_clock_unexplained
 from tracekit.align.steps import assign_parts, host_ranges, number_steps
 from tracekit.analysis.measure.by import RankRows, rank_rows
 from tracekit.analysis.measure.kernels import kernel_reasons, kernel_table, shape_list
@@ -70,7 +71,7 @@ from tracekit.metrics.step_time import (
 )
 from tracekit.pipeline.reconstruct import RankPipeline, rank_pipeline
 from tracekit.roles.weight_updates import reload_events
-from tracekit.schema import EVENTS, IDLE_CAUSES, RankEvents
+from tracekit.schema import EVENTS, IDLE_CAUSES, LABELLED, RankEvents
 
 MAX_GAPS_PER_RANK = 100
 """Idle gaps that are listed, the longest; sums are over all gaps."""
@@ -292,6 +293,8 @@ def measure_rank(
     rank = labelled_rank.rank
     host = labelled_rank.host
     labelled = labelled_rank.gpu_events
+    if is_clock_unexplained(rank.source):  # what a launch has to do with its work is not known
+        labelled = labelled.with_columns(launch_ns=pl.lit(None, LABELLED["launch_ns"]))
     repeated = repetition_notices(labelled, rank.source)
     recording = check_completeness(host.calls, labelled)
     labelled = add_slow_launch_ends(labelled, host.calls.rows)
@@ -463,7 +466,9 @@ def _measure_rank(
     if graph and len(gpu_events):
         launching_ops = gpu_events["op"].unique().drop_nulls().cast(pl.String)
         stalls = find_stalls(rank.events, launching_ops)
-        cost = find_recording_cost(rank, host, gpu_events["correlation"], stalls=stalls)
+        cost = None
+        if not is_clock_unexplained(rank.source):
+            cost = find_recording_cost(rank, host, gpu_events["correlation"], stalls=stalls)
         with_cost = find_rank_events(work, cost)
         host_work = find_host_work(work, with_cost, host_stretches)
         give_back_memory(worth=is_large)

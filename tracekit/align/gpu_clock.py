@@ -1,0 +1,253 @@
+"""Clock of a rank's GPU against that of its host.
+
+A profiler records the host's calls by the host's clock and GPU work by the GPU's, which it converts. Where
+that is off, work seems to start before it was launched, or to end after the host had waited for its end. Each
+launch and each wait bounds what has to be added to the GPU's times:
+
+- work starts after its launch call begins: at least launch − start;
+- work has ended when a call that waits for it returns: at most return − end.
+
+The smallest shift within all bounds is taken; where none lies within them, a shift that changes steadily with
+time (the clock drifts). Where that does not explain the times either, they are left as they are, and what rests
+on launches is withheld (``is_clock_unexplained``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from tracekit._util.arrays import Bools, Floats, Ints, as_int64
+from tracekit.errors import Notice, NoticeValues
+from tracekit.schema import GPU_KINDS, RankEvents, Source
+
+MIN_IMPOSSIBLE_NS = 1_000
+"""Time by which work starts before its launch from which that is impossible: times may be rounded to microseconds."""
+MIN_LATE_NS = 10_000
+"""Time by which work ends after the host has waited for it, from which the GPU's clock is late: some profilers
+record the end of work, or the return of a wait, off by microseconds."""
+MAX_UNUSABLE_SHARE = 0.01
+"""Share of the launches, and of the waits, that may contradict the others."""
+MAX_UNCONFIRMED_SHIFT_NS = 1_000_000
+"""Longest shift that a single launch can ask for; longer ones are confirmed by another launch."""
+CONFIRMING_NS = 100_000
+"""Time within which the shifts that two launches ask for confirm each other: work waits longer for other reasons."""
+MAX_DRIFT = 0.1
+"""Largest change of the shift per time."""
+DRIFT_SEARCH_STEPS = 80
+"""Halvings of the range of drifts: enough for nanoseconds over an hour."""
+_MOVED_KINDS = (*GPU_KINDS, "gpu_annotation")
+_WAITS_FOR_ALL = "(Device|Ctx)Synchronize"
+_WAITS_FOR_STREAM = "StreamSynchronize"
+
+
+class _Bounds(NamedTuple):
+    """Bounds of what has to be added to a GPU's times: at some of its times, at least or at most so many ns."""
+
+    time_ns: Ints
+    shift_ns: Ints
+
+    def take(self, rows: Bools) -> _Bounds:
+        return _Bounds(self.time_ns[rows], self.shift_ns[rows])
+
+
+class _Correction(NamedTuple):
+    """What is added to a GPU's times: ``shift_ns`` at ``since_ns``, and ``drift`` more for each ns after it."""
+
+    shift_ns: float
+    drift: float
+    since_ns: int
+
+    def at(self, time_ns: Ints) -> Ints:
+        return as_int64(np.rint(self.shift_ns + self.drift * (time_ns - self.since_ns)))
+
+
+def align_gpu_clock(rank: RankEvents) -> RankEvents:
+    """Return a rank with the times of its GPU work moved to where launches and waits allow them to be.
+
+    A notice of its source says by how much, or that no shift explains them.
+
+    >>> from tracekit.schema import EVENTS, conform
+    >>> launch = {"kind": "runtime", "name": "cudaLaunchKernel", "start_ns": 90_000, "end_ns": 92_000, "correlation": 1}
+    >>> kernel = {"kind": "kernel", "name": "k", "start_ns": 50_000, "end_ns": 60_000, "correlation": 1}
+    >>> events = conform(pl.DataFrame([launch, kernel]), EVENTS)
+    >>> aligned = align_gpu_clock(RankEvents(events, Source("a.json", "kineto", 0, "name")))
+    >>> aligned.events["start_ns"].to_list(), aligned.source.notices[0].values["impossible"]
+    ([90000, 90000], 1)
+    """
+    events = rank.events
+    calls = events.select("kind", "name", "tid", "correlation", "start_ns", "end_ns").filter(
+        pl.col("kind").is_in(["runtime", "driver"])
+    )
+    launches = (
+        calls.drop_nulls("correlation")
+        .group_by("correlation")
+        .agg(
+            launch_ns=pl.col("start_ns").min(),
+            return_ns=pl.col("end_ns").max(),
+            launch_tid=pl.col("tid").first(),
+        )
+    )
+    gpu = events.select("kind", "device", "stream", "correlation", "start_ns", "end_ns").filter(
+        pl.col("kind").is_in(GPU_KINDS)
+    )
+    work = gpu.join(launches, on="correlation", maintain_order="left")
+    notices: list[Notice] = []
+    moves: dict[int | None, _Correction] = {}
+    for (device,), of_device in work.partition_by("device", as_dict=True).items():
+        earliest = _bounds_of_launches(of_device)
+        latest = _bounds_of_waits(of_device, calls)
+        impossible = int((earliest.shift_ns >= MIN_IMPOSSIBLE_NS).sum())
+        late = int((latest.shift_ns <= -MIN_LATE_NS).sum())
+        if not impossible and not late:
+            continue
+        correction = _find_correction(earliest, latest)
+        values: NoticeValues = {"impossible": impossible, "late": late, "total": len(of_device)}
+        if correction is None:
+            notices.append(Notice("gpu-clock", values={"case": "unexplained", **values}))
+            continue
+        moves[device] = correction
+        moved_ns = correction.at(of_device["start_ns"].to_numpy())
+        shift_ns = int(moved_ns[np.abs(moved_ns).argmax()])
+        case = "drifts" if correction.drift else "moved" if shift_ns else "few"
+        values |= {"case": case, "shift_ns": shift_ns, "drift": correction.drift}
+        notices.append(Notice("gpu-clock", values=values))
+    if not notices:
+        return rank
+    source = msgspec.structs.replace(rank.source, notices=(*rank.source.notices, *notices))
+    return replace(rank, events=_moved(events, moves), source=source)
+
+
+def is_clock_unexplained(source: Source) -> bool:
+    """Return whether GPU work starts before its launch and no shift of the clock explains it."""
+    return any(
+        notice.code == "gpu-clock" and notice.values["case"] == "unexplained"
+        for notice in source.notices
+    )
+
+
+def _bounds_of_launches(work: pl.DataFrame) -> _Bounds:
+    """Return the least shift that each launch asks for: of a graph's nodes, the first counts."""
+    first = work.group_by("correlation").agg(pl.col("launch_ns").first(), pl.col("start_ns").min())
+    start_ns = first["start_ns"].to_numpy()
+    return _Bounds(start_ns, first["launch_ns"].to_numpy() - start_ns)
+
+
+def _bounds_of_waits(work: pl.DataFrame, calls: pl.DataFrame) -> _Bounds:
+    """Return the largest shift that each call allows in which the host waits for work.
+
+    A device is waited for with all that was launched on it before, a stream with the last that the thread launched
+    before: of several streams it may be another, unless that was a copy, for whose result the host waits.
+    """
+    name = calls["name"].cast(pl.String)
+    launched = work.select(
+        pl.col("return_ns").alias("time_ns"),
+        "end_ns",
+        "kind",
+        tid="launch_tid",
+    ).sort("time_ns")
+    waits = calls.select(
+        "tid", time_ns="start_ns", return_ns="end_ns", all=name.str.contains(_WAITS_FOR_ALL)
+    ).filter(name.str.contains(f"{_WAITS_FOR_ALL}|{_WAITS_FOR_STREAM}"))
+    waits = waits.sort("time_ns")
+    for_all = waits.filter("all").join_asof(
+        launched.select("time_ns", pl.col("end_ns").cum_max()), on="time_ns"
+    )
+    has_one_stream = work["stream"].n_unique() == 1
+    for_stream = (
+        waits.filter(~pl.col("all"))
+        .join_asof(launched, on="time_ns", by="tid", check_sortedness=False)
+        .filter((pl.col("kind") == "memcpy") | has_one_stream)
+    )
+    bounds = pl.concat(
+        [table.select("end_ns", "return_ns") for table in (for_all, for_stream)]
+    ).drop_nulls()
+    end_ns = bounds["end_ns"].to_numpy()
+    return _Bounds(end_ns, bounds["return_ns"].to_numpy() - end_ns)
+
+
+def _find_correction(earliest: _Bounds, latest: _Bounds) -> _Correction | None:
+    """Return the correction within the bounds, or within nearly all of them; None if there is none.
+
+    Args:
+        earliest: Least shifts, by launches.
+        latest: Largest shifts, by waits.
+    """
+    launches = len(earliest.shift_ns)
+    droppable = int(launches * MAX_UNUSABLE_SHARE)
+    tries = [(earliest, latest)]
+    if droppable:
+        limit = np.partition(earliest.shift_ns, launches - droppable - 1)[launches - droppable - 1]
+        tries.append((earliest.take(earliest.shift_ns <= limit), latest))
+    for least, most in tries:
+        if not _is_confirmed(least):
+            continue
+        correction = _constant_within(least, most) or _line_within(least, most)
+        if correction is not None:
+            return correction
+    return None
+
+
+def _is_confirmed(least: _Bounds) -> bool:
+    """Return whether the longest shift asked for is short, or asked for by another launch, too."""
+    if not len(least.shift_ns):
+        return True
+    longest_ns = least.shift_ns.max()
+    is_like_longest = least.shift_ns >= longest_ns - CONFIRMING_NS
+    return bool(longest_ns <= MAX_UNCONFIRMED_SHIFT_NS or is_like_longest.sum() > 1)
+
+
+def _constant_within(least: _Bounds, most: _Bounds) -> _Correction | None:
+    """Return the smallest shift within the bounds; None if there is none."""
+    low_ns = int(least.shift_ns.max(initial=np.iinfo(np.int64).min // 4))
+    high_ns = int(most.shift_ns.min(initial=np.iinfo(np.int64).max // 4))
+    if low_ns > high_ns + MIN_IMPOSSIBLE_NS + MIN_LATE_NS:
+        return None
+    shift_ns = max(low_ns, min(0, high_ns))
+    return _Correction(float(shift_ns), 0.0, 0)
+
+
+def _line_within(least: _Bounds, most: _Bounds) -> _Correction | None:
+    """Return a shift that changes steadily and is as far from all bounds as can be; None if none is within them.
+
+    For a given drift the room between the bounds is a concave function of it, the least of linear ones: its
+    maximum is found by halving.
+    """
+    if not len(least.time_ns) or not len(most.time_ns):
+        return None
+    since_ns = int(min(least.time_ns.min(), most.time_ns.min()))
+    least_after_ns = (least.time_ns - since_ns).astype(np.float64)
+    most_after_ns = (most.time_ns - since_ns).astype(np.float64)
+
+    def edges(drift: float) -> tuple[Floats, Floats]:
+        return least.shift_ns - drift * least_after_ns, most.shift_ns - drift * most_after_ns
+
+    low, high = -MAX_DRIFT, MAX_DRIFT
+    for _ in range(DRIFT_SEARCH_STEPS):
+        drift = (low + high) / 2
+        lower, upper = edges(drift)
+        # The room grows with the drift if the launch that bounds it lies behind the wait that does.
+        grows = least_after_ns[lower.argmax()] > most_after_ns[upper.argmin()]
+        low, high = (drift, high) if grows else (low, drift)
+    drift = (low + high) / 2
+    lower, upper = edges(drift)
+    room_ns = float(upper.min() - lower.max())
+    if room_ns < -(MIN_IMPOSSIBLE_NS + MIN_LATE_NS):
+        return None
+    return _Correction(float(upper.min() + lower.max()) / 2, drift, since_ns)
+
+
+def _moved(events: pl.DataFrame, moves: dict[int | None, _Correction]) -> pl.DataFrame:
+    """Return the events with the GPU's times corrected, by device."""
+    start_ns = events["start_ns"].to_numpy().copy()
+    end_ns = events["end_ns"].to_numpy().copy()
+    on_gpu = events["kind"].is_in(_MOVED_KINDS)
+    for device, correction in moves.items():
+        rows = np.flatnonzero((on_gpu & events["device"].eq_missing(device)).to_numpy())
+        for time_ns in (start_ns, end_ns):
+            time_ns[rows] += correction.at(time_ns[rows])
+    return events.with_columns(start_ns=pl.Series(start_ns), end_ns=pl.Series(end_ns))
