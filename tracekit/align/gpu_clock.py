@@ -14,6 +14,7 @@ on launches is withheld (``is_clock_unexplained``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -36,6 +37,12 @@ MAX_UNCONFIRMED_SHIFT_NS = 1_000_000
 """Longest shift that a single launch can ask for; longer ones are confirmed by another launch."""
 CONFIRMING_NS = 100_000
 """Time within which the shifts that two launches ask for confirm each other: work waits longer for other reasons."""
+FLOOR_NS = 5_000
+"""Time within which launches on an idle GPU start their work alike."""
+MIN_FLOOR_LAUNCHES = 3
+MIN_FLOOR_SHARE = 0.01
+"""Launches, and their share, that start their work within ``FLOOR_NS`` of the fastest if that is as fast as a launch
+can be: a launch behind other work waits for as long as that takes."""
 MAX_DRIFT = 0.1
 """Largest change of the shift per time."""
 DRIFT_SEARCH_STEPS = 80
@@ -202,43 +209,73 @@ def _is_confirmed(least: _Bounds) -> bool:
 
 
 def _constant_within(least: _Bounds, most: _Bounds) -> _Correction | None:
-    """Return the smallest shift within the bounds; None if there is none."""
+    """Return the smallest shift within the bounds; None if there is none.
+
+    A clock that is late is moved to where its fastest launches are just possible, if these are as fast as a launch
+    can be: the host returns from a wait much later than the work ends if it does something else in that call.
+    """
     low_ns = int(least.shift_ns.max(initial=np.iinfo(np.int64).min // 4))
     high_ns = int(most.shift_ns.min(initial=np.iinfo(np.int64).max // 4))
     if low_ns > high_ns + MIN_IMPOSSIBLE_NS + MIN_LATE_NS:
         return None
-    shift_ns = max(low_ns, min(0, high_ns))
-    return _Correction(float(shift_ns), 0.0, 0)
+    is_late = high_ns <= -MIN_LATE_NS
+    if is_late and _has_floor(least.shift_ns):
+        return _Correction(float(low_ns), 0.0, 0)
+    return _Correction(float(max(low_ns, min(0, high_ns))), 0.0, 0)
+
+
+def _has_floor(least_ns: Ints | Floats) -> bool:
+    """Return whether the launches that ask for the largest shift are as fast as a launch can be."""
+    at_floor = int((least_ns >= least_ns.max() - FLOOR_NS).sum()) if len(least_ns) else 0
+    return at_floor >= max(MIN_FLOOR_LAUNCHES, MIN_FLOOR_SHARE * len(least_ns))
 
 
 def _line_within(least: _Bounds, most: _Bounds) -> _Correction | None:
-    """Return a shift that changes steadily and is as far from all bounds as can be; None if none is within them.
+    """Return a shift that changes steadily and is within the bounds; None if there is none.
 
-    For a given drift the room between the bounds is a concave function of it, the least of linear ones: its
-    maximum is found by halving.
+    It is the line on which the fastest launches are just possible, and all others are as near to it as can be. Where
+    that contradicts a wait, or these launches are not as fast as a launch can be, it is the line as far from all
+    bounds as can be.
     """
     if not len(least.time_ns) or not len(most.time_ns):
         return None
     since_ns = int(min(least.time_ns.min(), most.time_ns.min()))
     least_after_ns = (least.time_ns - since_ns).astype(np.float64)
     most_after_ns = (most.time_ns - since_ns).astype(np.float64)
+    mean_after_ns = float(least_after_ns.mean())
 
-    def edges(drift: float) -> tuple[Floats, Floats]:
-        return least.shift_ns - drift * least_after_ns, most.shift_ns - drift * most_after_ns
+    def lower(drift: float) -> Floats:
+        return least.shift_ns - drift * least_after_ns
 
-    low, high = -MAX_DRIFT, MAX_DRIFT
+    def upper(drift: float) -> Floats:
+        return most.shift_ns - drift * most_after_ns
+
+    # The distance of the launches from the line shrinks as the drift grows as long as the launch on it lies behind
+    # their mean.
+    drift = _halve(lambda drift: least_after_ns[lower(drift).argmax()] > mean_after_ns)
+    tolerance_ns = MIN_IMPOSSIBLE_NS + MIN_LATE_NS
+    on_line = lower(drift)
+    if on_line.max() <= upper(drift).min() + tolerance_ns and _has_floor(on_line):
+        return _Correction(float(on_line.max()), drift, since_ns)
+    # The room between the bounds grows with the drift as long as the launch that bounds it lies behind the wait.
+    drift = _halve(
+        lambda drift: least_after_ns[lower(drift).argmax()] > most_after_ns[upper(drift).argmin()]
+    )
+    low_ns = float(lower(drift).max())
+    high_ns = float(upper(drift).min())
+    if low_ns > high_ns + tolerance_ns:
+        return None
+    return _Correction((low_ns + high_ns) / 2, drift, since_ns)
+
+
+def _halve(should_grow: Callable[[float], bool]) -> float:
+    """Return the drift up to which *should_grow* holds."""
+    low = -MAX_DRIFT
+    high = MAX_DRIFT
     for _ in range(DRIFT_SEARCH_STEPS):
         drift = (low + high) / 2
-        lower, upper = edges(drift)
-        # The room grows with the drift if the launch that bounds it lies behind the wait that does.
-        grows = least_after_ns[lower.argmax()] > most_after_ns[upper.argmin()]
-        low, high = (drift, high) if grows else (low, drift)
-    drift = (low + high) / 2
-    lower, upper = edges(drift)
-    room_ns = float(upper.min() - lower.max())
-    if room_ns < -(MIN_IMPOSSIBLE_NS + MIN_LATE_NS):
-        return None
-    return _Correction(float(upper.min() + lower.max()) / 2, drift, since_ns)
+        low, high = (drift, high) if should_grow(drift) else (low, drift)
+    return (low + high) / 2
 
 
 def _moved(events: pl.DataFrame, moves: dict[int | None, _Correction]) -> pl.DataFrame:
