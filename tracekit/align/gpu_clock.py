@@ -43,7 +43,7 @@ MIN_FLOOR_LAUNCHES = 3
 MIN_FLOOR_SHARE = 0.01
 """Launches, and their share, that start their work within ``FLOOR_NS`` of the fastest if that is as fast as a launch
 can be: a launch behind other work waits for as long as that takes."""
-MAX_DRIFT = 0.1
+MAX_GPU_CLOCK_DRIFT = 0.1
 """Largest change of the shift per time."""
 DRIFT_SEARCH_STEPS = 80
 """Halvings of the range of drifts: enough for nanoseconds over an hour."""
@@ -270,8 +270,8 @@ def _line_within(least: _Bounds, most: _Bounds) -> _Correction | None:
 
 def _halve(should_grow: Callable[[float], bool]) -> float:
     """Return the drift up to which *should_grow* holds."""
-    low = -MAX_DRIFT
-    high = MAX_DRIFT
+    low = -MAX_GPU_CLOCK_DRIFT
+    high = MAX_GPU_CLOCK_DRIFT
     for _ in range(DRIFT_SEARCH_STEPS):
         drift = (low + high) / 2
         low, high = (drift, high) if should_grow(drift) else (low, drift)
