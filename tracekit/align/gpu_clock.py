@@ -40,10 +40,10 @@ CONFIRMING_NS = 100_000
 FLOOR_NS = 5_000
 """Time within which launches on an idle GPU start their work alike."""
 MIN_FLOOR_LAUNCHES = 3
-MIN_FLOOR_SHARE = 0.01
+MIN_FLOOR_SHARE = 0.002
 """Launches, and their share, that start their work within ``FLOOR_NS`` of the fastest if that is as fast as a launch
 can be: a launch behind other work waits for as long as that takes."""
-MAX_GPU_CLOCK_DRIFT = 0.1
+MAX_GPU_CLOCK_DRIFT = 0.05
 """Largest change of the shift per time."""
 DRIFT_SEARCH_STEPS = 80
 """Halvings of the range of drifts: enough for nanoseconds over an hour."""
@@ -234,8 +234,7 @@ def _line_within(least: _Bounds, most: _Bounds) -> _Correction | None:
     """Return a shift that changes steadily and is within the bounds; None if there is none.
 
     It is the line on which the fastest launches are just possible, and all others are as near to it as can be. Where
-    that contradicts a wait, or these launches are not as fast as a launch can be, it is the line as far from all
-    bounds as can be.
+    that contradicts a wait, or these launches are not as fast as a launch can be, it is the line of the least drift.
     """
     if not len(least.time_ns) or not len(most.time_ns):
         return None
@@ -261,21 +260,26 @@ def _line_within(least: _Bounds, most: _Bounds) -> _Correction | None:
     drift = _halve(
         lambda drift: least_after_ns[lower(drift).argmax()] > most_after_ns[upper(drift).argmin()]
     )
-    low_ns = float(lower(drift).max())
-    high_ns = float(upper(drift).min())
-    if low_ns > high_ns + tolerance_ns:
+    if lower(drift).max() > upper(drift).min() + tolerance_ns:
         return None
-    return _Correction((low_ns + high_ns) / 2, drift, since_ns)
+    most_room = drift
+    drift = _halve(
+        lambda share: lower(share * most_room).max() > upper(share * most_room).min(), 0.0, 1.0
+    )
+    drift *= most_room
+    return _Correction(float(lower(drift).max()), drift, since_ns)
 
 
-def _halve(should_grow: Callable[[float], bool]) -> float:
-    """Return the drift up to which *should_grow* holds."""
-    low = -MAX_GPU_CLOCK_DRIFT
-    high = MAX_GPU_CLOCK_DRIFT
+def _halve(
+    should_grow: Callable[[float], bool],
+    low: float = -MAX_GPU_CLOCK_DRIFT,
+    high: float = MAX_GPU_CLOCK_DRIFT,
+) -> float:
+    """Return the value from *low* to *high* up to which *should_grow* holds."""
     for _ in range(DRIFT_SEARCH_STEPS):
-        drift = (low + high) / 2
-        low, high = (drift, high) if should_grow(drift) else (low, drift)
-    return (low + high) / 2
+        middle = (low + high) / 2
+        low, high = (middle, high) if should_grow(middle) else (low, middle)
+    return high
 
 
 def _moved(events: pl.DataFrame, moves: dict[int | None, _Correction]) -> pl.DataFrame:
