@@ -11,7 +11,6 @@ import polars as pl
 from tests.mutate import Ranks, answer
 from tests.perturbations import Kernel, communication_kernels, remove_kernel
 from tracekit.analysis import Analysis
-from tracekit.report.view import view_of
 
 MIN_FINDING_SHARE = 0.02
 """Share of the step from which a finding must stay."""
@@ -28,8 +27,6 @@ class Statements:
     wait_ns: dict[tuple[int, str], int | None]
     """By rank and label: time that it waited."""
     offsets_ns: dict[int, int]
-    topics: tuple[str, ...]
-    """Topics of the lines of the first screen."""
     findings: dict[tuple[str, tuple[int, ...]], float]
     """Findings by code and ranks: what they cost, as a share of the step."""
 
@@ -37,7 +34,6 @@ class Statements:
     def of(cls, analysis: Analysis) -> Statements:
         """Collect the statements of an analysis."""
         rows = analysis.stragglers.rows
-        topics = tuple(line.topic for line in view_of(analysis).answer)
         return cls(
             caused_ns={(row.rank, row.label): row.caused_ns for row in rows},
             wait_ns={
@@ -46,7 +42,6 @@ class Statements:
                 for label, ns in result.whole.wait_ns.items()
             },
             offsets_ns=analysis.clocks.offset_ns,
-            topics=topics,
             findings={
                 (finding.code, finding.ranks): finding.share for finding in analysis.findings
             },
@@ -94,8 +89,6 @@ def find_changes(before: Statements, after: Statements, explained_ns: dict[int, 
             changes.append(f"caused by rank {rank} in {label}: {in_ms(old_ns)} → {in_ms(new_ns)}")
     if before.offsets_ns != after.offsets_ns:
         changes.append(f"clocks: {before.offsets_ns} → {after.offsets_ns}")
-    if before.topics != after.topics:
-        changes.append(f"lines: {', '.join(before.topics)} → {', '.join(after.topics)}")
     changes += [
         f"finding {code} about ranks {ranks or 'all'} ({share:.1%} of the step) is gone"
         for (code, ranks), share in before.findings.items()

@@ -148,10 +148,6 @@ def test_ranks_that_arrive_within_what_clocks_may_be_off_are_both_named(
     (straggler, *_) = json.loads(analysis.to_json())["stragglers"]
     assert (straggler["rank"], straggler["candidates"]) == (2, candidates)
     assert straggler["uncertain"] is (len(candidates) > 1)
-    (waits,) = [line.text for line in view_of(analysis).answer if line.topic == "Waits"]
-    doubt = "rank 1 or rank 2 (24.6 ms summed over them, in 12 operations; their clocks are known to 0.1 ms only)"
-    assert (doubt in waits) is (len(candidates) > 1)
-    assert ("clocks" in waits) is (len(candidates) > 1)
     named = "1 or 2" if len(candidates) > 1 else "2"
     view = view_of(analysis)
     assert name_straggler(view.stragglers[0]) == named

@@ -19,7 +19,6 @@ from tracekit.align.waits import find_stragglers, with_waits
 from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.analysis.measure.tables import rank_tables
 from tracekit.metrics.operations import add_waits, divide_waits
-from tracekit.report.view.answer import waits_sentence
 from tracekit.results import AnalysisResult
 from tracekit.schema import conform
 
@@ -214,10 +213,6 @@ def test_a_slow_pair_of_a_recording_is_named_and_not_one_of_the_two(slow_pair):
     assert [row.late_with for row in late] == [[2], [3]]
     assert late[0].caused_ns == pytest.approx(late[1].caused_ns, rel=0.01)
     assert late[0].alone_ns == late[1].alone_ns == 0
-    sentence = waits_sentence(slow_pair, slow_pair.stragglers.rows)
-    assert "rank 2 is late in every step" in sentence
-    assert "rank 3 is late in every step" in sentence
-    assert "ranks 2, 3 are late together: one of them alone in time would save 0.0 %" in sentence
 
 
 def test_a_pair_is_as_late_as_the_one_alone(slow_pair):

@@ -89,7 +89,6 @@ def test_a_moved_clock_moves_back_or_its_uncertainty_covers_it(folder, offset_ms
     clock = analysis.clocks.table.filter(rank=moved).row(0, named=True)
     assert abs(clock["offset_ns"] - offset_ms * MS) <= clock["uncertainty_ns"]
     before, after = statements(folder), Statements.of(analysis)
-    assert after.topics == before.topics
     measured_waits = {key for key, ns in before.wait_ns.items() if ns is not None}
     assert {key for key, ns in after.wait_ns.items() if ns is not None} >= measured_waits
 
@@ -100,7 +99,6 @@ def test_a_clock_that_runs_fast_by_less_than_a_millisecond_changes_little(folder
     ranks = recorded(folder)
     before = statements(folder)
     after = Statements.of(answer(stretch_clock(ranks, ranks[-1].source.rank, 1e-5)))
-    assert after.topics == before.topics
     assert [
         key
         for key, ns in after.wait_ns.items()

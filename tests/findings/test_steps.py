@@ -12,9 +12,9 @@ from tracekit import analyze
 from tracekit.documents.analysis import StepTime, Straggler
 from tracekit.findings.steps import _cause_in, _delayed_decode, _late_ranks, step_findings
 from tracekit.report.findings import with_sentences
+from tracekit.report.step_words import unusual_steps
 from tracekit.report.terminal.first_screen import first_screen
 from tracekit.report.view import view_of
-from tracekit.report.view.answer import unusual_steps
 
 MS = 1_000_000
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"

@@ -23,14 +23,6 @@ def cells(table, row):
     }
 
 
-def test_the_answer_names_the_fullest_rank_and_what_fills_it(leaking):
-    line = next(line for line in view_of(leaking).answer if line.topic == "Memory")
-    assert line.text.startswith(
-        "Rank 0 holds 436.6 MB of 150.1 GB at its peak, in 0B1: activations 31 %"
-    )
-    assert line.text.endswith("activations of 2 forwards at once, as its schedule asks.")
-
-
 def test_the_parts_of_the_peak_add_up_to_it(leaking):
     table = view_of(leaking).memory_contents
     row = cells(table, 0)
@@ -59,4 +51,4 @@ def test_a_run_without_single_allocations_says_nothing(samples):
     view = view_of(analysis_of(samples / "reload"))
     assert view.memory_contents is None
     assert view.memory_lines is None
-    assert "Memory" not in [line.topic for line in view.answer]
+    assert view.memory_line is None

@@ -18,15 +18,17 @@ import pytest
 
 from tests.kept import analysis_of
 from tracekit import diff
-from tracekit._util.text import ms, short_ms
+from tracekit._util.text import short_ms
 from tracekit.documents.findings import MIN_SHARE_TO_SHOW
 from tracekit.errors import InputError
 from tracekit.report.ci import words
 from tracekit.report.findings import finding_in_a_log, finding_line
+from tracekit.report.first_screen import finding_items, first_sentences, headline
+from tracekit.report.html.finding_links import figure_of, share_words
 from tracekit.report.markdown import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.explain import explain_finding
-from tracekit.report.terminal.first_screen import first_screen, headline, saving
+from tracekit.report.terminal.first_screen import first_screen, saving
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.text import capitalize
 from tracekit.report.view import view_of
@@ -83,7 +85,7 @@ def contradictions(analysis):
             bad.append("the parts of the gap do not add up to it")
     if schedule is not None and (schedule.gap is None) != (schedule.gap_note is not None):
         bad.append("a gap is neither split nor said not to be")
-    texts = [*(line.text for line in view.answer), *(advice.text for advice in view.advice)]
+    texts = [*first_sentences(view), *map(finding_line, view.findings)]
     shown = {row.label for row in view.labels}
     named = {
         label
@@ -97,7 +99,7 @@ def contradictions(analysis):
         range(analysis.world_size or 0)
     )
     bad += [f"rank {rank} is named and not in the run" for rank in ranks - expected_ranks]
-    advice = " ".join(advice.text for advice in view.advice)
+    advice = " ".join(map(finding_line, view.findings))
     schedule = analysis.schedule
     hint = "" if view.what_if_hint is None else view.what_if_hint.text
     if schedule is not None and schedule.no_prediction_reason and "`--what-if`" in hint:
@@ -113,7 +115,6 @@ def contradictions(analysis):
         *_prices(analysis),
         *_wording(analysis, view),
         *_outputs(analysis, view),
-        *_full_time(analysis, view),
         *_remarks(analysis, view),
         *_changes(analysis),
         *_order_of_ranks(view),
@@ -217,13 +218,13 @@ def _shares(value, path):
 def _wording(analysis, view):
     """Return findings that one output states otherwise than another."""
     document = json.loads(render_json(analysis))["findings"]
-    for number, (finding, card) in enumerate(zip(view.findings, view.cards, strict=True), start=1):
+    for number, finding in enumerate(view.findings, start=1):
         if document[number - 1]["saves_ns"] != finding.saves_ns:
             yield f"finding {number} has another saving in the JSON"
         if finding.saves_ns is None:
             continue
         is_bound = "≤" in saving(finding)
-        texts = [finding_line(finding), finding_in_a_log(finding), card.of_step]
+        texts = [finding_line(finding), finding_in_a_log(finding), share_words(finding)]
         texts.append(explain_finding(analysis, number))
         if any(bool(re.search(r"\bsave[sd] at most\b", text)) != is_bound for text in texts):
             yield f"finding {number} is a bound in one output and not in another"
@@ -236,14 +237,13 @@ def _outputs(analysis, view):
     named_ns = (document["step"]["time_ns"], document["step"]["free_ns"])
     if step.shown_ns is not None and step.shown_ns not in named_ns:
         yield "the step time that is shown is not in the JSON"
-    headline_text = headline(view, 200).plain
+    headline_text = headline(view).text
     is_plain = not analysis.role_results.iterations and not analysis.step_kinds
     if is_plain and step.shown_ns is not None and short_ms(step.shown_ns) not in headline_text:
         yield f"the first line states another step time: {headline_text}"
     terminal_text = _plain("\n".join(line.plain for line in first_screen(view, 400)))
     markdown_text = _plain(render_markdown(analysis))
-    for number, card in enumerate(view.cards, start=1):
-        finding = card.finding
+    for number, finding in enumerate(view.findings, start=1):
         entry = document["findings"][number - 1]
         if (entry["text"], entry["ranks"], entry["steps"]) != (
             finding.text,
@@ -254,8 +254,8 @@ def _outputs(analysis, view):
         # A hang is of no step.
         if finding.code != "hang" and max(finding.effect_share, finding.share) > 1.0:
             yield f"finding {number} ({finding.code}) is {finding.effect_share:.0%} of the step"
-        if finding.effect_ns and short_ms(finding.effect_ns) not in card.figure:
-            yield f"finding {number} has another figure on the page: {card.figure}"
+        if finding.effect_ns and short_ms(finding.effect_ns) not in figure_of(finding):
+            yield f"finding {number} has another figure on the page: {figure_of(finding)}"
         sentence = _plain(finding.text)
         if f"{number} {_plain(saving(finding))} {sentence}" in terminal_text:
             shown = [line for line in terminal_text.split("→") if _plain(finding.text) in line]
@@ -270,31 +270,20 @@ def _outputs(analysis, view):
             yield f"finding {number} has other words in its explanation"
 
 
-def _full_time(analysis, view):
-    """Return the line of --full that states another step time than the first screen."""
-    step = analysis.step
-    is_plain = not analysis.role_results.iterations and not analysis.step_kinds
-    if not is_plain or step.shown_ns is None:
-        return
-    shown = {ms(step.shown_ns), short_ms(step.shown_ns)}
-    for line in view.answer:
-        if line.topic == "Time" and not shown & set(re.findall(TIME, line.text)):
-            yield f"--full states another step time: {line.text}"
-
-
 def _remarks(analysis, view):
     """Return findings whose saving, or what is to be known about it, not every output states."""
     markdown_text = _plain(render_markdown(analysis))
-    for number, card in enumerate(view.cards, start=1):
-        finding = card.finding
+    for item in finding_items(view):
+        number = item.number
+        finding = item.finding
         explained = explain_finding(analysis, number)
         if finding.saving_ns and short_ms(finding.saving_ns) not in explained:
             yield f"finding {number} has another saving in its explanation"
-        remarks = _plain(card.remarks)
+        remarks = _plain(item.remarks)
         texts = (markdown_text, _plain(explained))
         if finding.saving_ns and not all(remarks in text for text in texts):
             yield f"finding {number} has a remark that not every output has: {remarks}"
-        if "of the step" in card.of_step and not analysis.step.is_marked:
+        if "of the step" in share_words(finding) and not analysis.step.is_marked:
             yield f"finding {number} is a share of a step that is not marked"
 
 
@@ -619,16 +608,16 @@ def test_the_short_report_names_what_would_save_most(samples):
 def test_the_short_report_says_how_to_get_the_rest(samples):
     analysis = analysis_of(samples / "1f1b")
     assert any("more: --full" in line for line in lines_of(analysis, 200, full=False))
-    assert not any("--full" in line for line in lines_of(analysis, 200))
+    assert not any("--full" in line for line in lines_of(analysis, 200, full=True))
 
 
 @pytest.mark.parametrize(
     ("options", "first_line"),
     [
-        ({}, "tracekit 4 ranks · step 2"),
+        ({}, "1f1b · 4 ranks · 1 step"),
         (
             {"ranks": (0, 1, 3), "schedule": "none"},
-            "tracekit 3 of 4 ranks (rank 2 missing) · step 2",
+            "1f1b · 3 of 4 ranks (rank 2 missing) · 1 step",
         ),
     ],
 )
@@ -642,11 +631,3 @@ def test_another_schedule_is_compared_with_and_not_called_what_ran(samples):
     assert (schedule.name, schedule.compared_with, schedule.exact) == ("1f1b", "dualpipe", True)
     document = analysis_of(samples / "1f1b", schedule="dualpipe").to_dict()["schedule"]
     assert (document["name"], document["compared_with"]) == ("1f1b", "dualpipe")
-
-
-def test_a_part_of_the_gap_says_how_it_relates_to_exposed_time(samples):
-    """The gap adds up along the chain of stages, the exposed time is a rank's: both numbers stand in one sentence."""
-    analysis = analysis_of(samples / "1f1b")
-    line = next(line.text for line in view_of(analysis).answer if line.topic == "Schedule")
-    exposed = next(row for row in view_of(analysis).labels if row.label == "pp_comm").exposed_ns
-    assert f" along the chain of stages (pp_comm: {exposed / 1e6:,.1f} ms per rank)" in line

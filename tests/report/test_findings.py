@@ -19,6 +19,7 @@ from tracekit.documents.findings import Finding
 from tracekit.findings.host import OFFENCES
 from tracekit.findings.ranks import CODES
 from tracekit.metrics.host.time_by_activity import HOST_CODES
+from tracekit.report.blocks import FindingItem
 from tracekit.report.evidence_words import MAX_FINDING_STEPS_NAMED
 from tracekit.report.finding_sentences import TEXTS
 from tracekit.report.findings import (
@@ -28,11 +29,11 @@ from tracekit.report.findings import (
     shown_findings,
     with_sentences,
 )
+from tracekit.report.html.finding_links import share_words
 from tracekit.report.markdown import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import finding_lines, saving
 from tracekit.report.terminal.screen import Screen
-from tracekit.report.view.top import cards
 from tracekit.roles.findings import CODES as ROLE_CODES
 from tracekit.schema import LABEL_WORDS
 
@@ -174,7 +175,7 @@ def test_a_bound_is_worded_alike_on_screen_in_lists_logs_and_cards(range_ns, wor
     assert f"saves {words}" in finding_line(finding)
     assert f"saves {words}" in finding_in_a_log(finding)
     assert saving(finding).startswith("≤") == is_bound
-    assert ("saved at most" in cards([finding], NOTHING)[0].of_step) == is_bound
+    assert ("saved at most" in share_words(finding)) == is_bound
 
 
 def test_a_line_shares_its_time_with_findings_before_it_alone():
@@ -219,15 +220,15 @@ def test_a_slow_steps_share_names_what_it_is_of():
     )
     words = "spread over 4 steps of 56.8 ms on average"
     assert remarks_on(slow, 1, NOTHING) == words
-    assert words in " ".join(line.plain for line in finding_lines(slow, 1, 200, budget=NOTHING))
-    assert cards([slow], NOTHING)[0].of_step == "saved, 69 % of the mean step"
+    assert words in " ".join(line.plain for line in finding_lines(FindingItem(1, slow, words), 200))
+    assert share_words(slow) == "saved, 69 % of the mean step"
 
 
 def test_without_marks_of_steps_a_count_is_of_the_recording():
     evidence = {"kernels_per_step": 17, "steps_marked": False}
     copies = Finding(code="small_copies", cost_ns=9_000_000, share=0.2, evidence=evidence)
     assert with_sentences([copies])[0].text == "17 small copies from the host in all, one by one"
-    assert cards([copies], NOTHING)[0].of_step == "saved at most, 20 % of the recording"
+    assert share_words(copies) == "saved at most, 20 % of the recording"
 
 
 @pytest.mark.parametrize(

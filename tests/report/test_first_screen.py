@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import re
 from types import SimpleNamespace
@@ -14,6 +15,9 @@ from tracekit._util.text import short_ms
 from tracekit.documents.analysis import Budget, StepTime
 from tracekit.documents.findings import Finding
 from tracekit.metrics.step_time import FreeStep, StepSummary
+from tracekit.record.answer import answer_of
+from tracekit.report import first_screen as content
+from tracekit.report.clock_words import badge_of
 from tracekit.report.finding_sentences import TEXTS
 from tracekit.report.findings import (
     finding_in_a_log,
@@ -21,24 +25,23 @@ from tracekit.report.findings import (
     first_findings,
     with_sentences,
 )
-from tracekit.report.notices import NoticeLine
-from tracekit.report.terminal.analysis import render
-from tracekit.report.terminal.first_screen import (
+from tracekit.report.first_screen import (
     budget_parts,
     certainty,
     compute_by_module,
-    first_screen,
-    headline,
-    saving,
     significant_digits,
 )
+from tracekit.report.html.finding_links import figure_of, share_words
+from tracekit.report.html.page import render_html
+from tracekit.report.markdown import render_markdown
+from tracekit.report.notices import NoticeLine
+from tracekit.report.terminal.analysis import render
+from tracekit.report.terminal.first_screen import first_screen, headline, saving
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.view import view_of
-from tracekit.report.view.top import badge_of, cards, figure_of
 from tracekit.report.words import WORDS
 
 MS = 1_000_000
-NOTHING = Budget(compute_ns=0, exposed_ns={}, idle=0)
 RUNS = ("slow-ddp", "1f1b", "megatron-moe", "rl", "reload", "rates")
 
 
@@ -51,11 +54,15 @@ def lines_of(analysis, width, **options):
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_five_lines_are_five_lines(samples, run):
+def test_the_shortest_output_is_the_beginning_of_the_first_screen_up_to_the_first_finding(
+    samples, run
+):
     for width in (60, 80, 132):
-        lines = lines_of(analysis_of(samples / run), width, brief=True)
-        assert len(lines) == 5
-        assert max(map(len, lines)) <= width
+        brief = lines_of(analysis_of(samples / run), width, brief=True)
+        lines = lines_of(analysis_of(samples / run), width)
+        assert brief == lines[: len(brief)]
+        assert sum(bool(re.match(r" \d ", line)) for line in brief) == 1
+        assert re.match(r" 2 |  how sure", lines[len(brief)])
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -92,7 +99,7 @@ def test_parts_below_half_a_percent_are_not_named():
     parts = budget_parts(
         Budget(span_ns=1000, compute_ns=600, exposed_ns={"dp_comm": 390, "memory": 4}, idle=6)
     )
-    assert [name for name, *_ in parts] == ["compute", "dp_comm exposed", "idle"]
+    assert [part.name for part in parts] == ["compute", "dp_comm exposed", "idle"]
 
 
 def test_further_exposed_labels_are_summed():
@@ -104,7 +111,7 @@ def test_further_exposed_labels_are_summed():
             idle=0,
         )
     )
-    assert [(name, ns) for name, _, ns, _ in parts][-1] == ("the rest exposed", 10)
+    assert (parts[-1].name, parts[-1].ns) == ("the rest exposed", 10)
 
 
 def test_a_finding_without_a_predicted_saving_shows_its_cost():
@@ -139,6 +146,10 @@ def view(**values):
         "findings": (), "not_wrong": "", "warnings": (), "clocks": None,
     }  # fmt: skip
     return SimpleNamespace(analysis=analysis, **{**facts, **values})
+
+
+def first_line(shown, width=80):
+    return headline(content.headline(shown), width).plain
 
 
 def finding(share, **values):
@@ -216,8 +227,8 @@ def test_the_terminal_says_of_clocks_what_the_page_says(samples, run):
 
 
 def test_a_header_without_a_device_has_no_empty_part():
-    assert headline(view(), 80).plain == "run · 1 rank · 1 step · 100 ms a step"
-    assert headline(view(run_name=""), 80).plain == "1 rank · 1 step · 100 ms a step"
+    assert first_line(view()) == "run · 1 rank · 1 step · 100 ms a step"
+    assert first_line(view(run_name="")) == "1 rank · 1 step · 100 ms a step"
 
 
 @pytest.mark.parametrize(
@@ -232,12 +243,12 @@ def test_a_header_without_a_device_has_no_empty_part():
 )
 def test_a_narrow_header_keeps_the_name_of_the_gpu_longer_than_what_the_reader_knows(width, line):
     device = "NVIDIA H200 (12 or 32 of 132 multiprocessors)"
-    assert headline(view(devices=(device,)), width).plain == line
+    assert first_line(view(devices=(device,)), width) == line
 
 
 def test_a_name_that_is_too_long_for_the_header_takes_no_steps_with_it():
     named = view(run_name="worker0.1623143089861.pt.trace.json.gz", devices=("NVIDIA H200",))
-    assert headline(named, 50).plain == "1 rank · 1 step · H200 · 100 ms a step"
+    assert first_line(named, 50) == "1 rank · 1 step · H200 · 100 ms a step"
 
 
 @pytest.mark.parametrize(
@@ -251,16 +262,15 @@ def test_a_name_that_is_too_long_for_the_header_takes_no_steps_with_it():
 )
 def test_a_long_name_of_a_gpu_is_cut_to_its_model_before_it_is_left_out(device, model):
     ranks = "1 of 2 ranks (rank 0 missing)"
-    plain = headline(view(devices=(device,), ranks=ranks), 58).plain
+    plain = first_line(view(devices=(device,), ranks=ranks), 58)
     assert plain == " · ".join(filter(None, (ranks, model, "100 ms a step")))
 
 
 def test_a_hang_is_no_share_of_a_step_in_any_output():
     """Three seconds of waiting beside a step of 100 ms."""
     hang = Finding(code="hang", case="missing", cost_ns=3_000 * MS, share=30.0)
-    (card,) = cards([hang], NOTHING)
     assert saving(hang).split() == ["3.00", "s", "once"]
-    assert (card.figure, card.of_step) == ("3.00 s", "waited at least")
+    assert (figure_of(hang), share_words(hang)) == ("3.00 s", "waited at least")
     assert finding_in_a_log(hang).startswith("waited at least 3.00 s:")
 
 
@@ -286,11 +296,21 @@ def test_the_first_screen_has_about_twelve_lines(samples, run):
     assert len([line for line in first if line]) <= 16
 
 
-def test_full_still_prints_the_whole_answer(samples):
+@pytest.mark.parametrize("run", ["1f1b", "rl"])
+def test_the_first_screen_heads_every_output(samples, run):
+    """Terminal, Markdown, page, and the sentences for programs and logs."""
+    analysis = analysis_of(samples / run)
     out = io.StringIO()
-    render(analysis_of(samples / "1f1b"), Screen(file=out, width=100), full=True)
-    for topic in ("Time", "Blocked", "Exposed", "Schedule", "Waits", "Next"):
-        assert re.search(rf"^{topic}\b", out.getvalue(), re.MULTILINE)
+    render(analysis, Screen(file=out, width=400), full=True)
+    page = html.unescape(re.sub(r"<[^>]*>", "", render_html(analysis)))
+    texts = [out.getvalue(), render_markdown(analysis), page, "\n".join(answer_of(analysis).lines)]
+    facts = content.headline(view_of(analysis))
+    bar = content.bar(view_of(analysis))
+    first = analysis.findings[0].text
+    for text in texts:
+        plain = text.replace("\N{NO-BREAK SPACE}", " ").replace("\\", "")
+        places = [plain.lower().index(words.lower()) for words in (facts.time, bar.words[0], first)]
+        assert places == sorted(places)
 
 
 def test_the_bar_and_its_shares_are_of_the_step_without_the_profiler():
@@ -402,7 +422,6 @@ def test_a_finding_names_only_those_before_it_that_it_shares_its_time_with():
     text = " ".join(line.plain for line in first_screen(view(findings=(first, second)), 200))
     assert text.count("shares its time with") == 1
     assert "shares its time with 1: nothing is left to save after it" in text
-    assert [card.remarks != "" for card in cards([first, second], NOTHING)] == [False, True]
 
 
 def test_what_faster_links_would_save_says_so_and_is_no_bound():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from html.parser import HTMLParser
 
@@ -14,6 +13,7 @@ from markdown_it import MarkdownIt
 import tracekit
 from tests.kept import analysis_of
 from tracekit._util.text import terminal
+from tracekit.report.first_screen import first_screen
 from tracekit.report.markdown import render_markdown
 from tracekit.report.text import markdown, markdown_code
 from tracekit.report.view import view_of
@@ -60,16 +60,13 @@ def seen(analysis):
     return Seen(READER.render(render_markdown(analysis)))
 
 
-def test_the_answer_comes_first(analysis):
+def test_the_first_screen_comes_first(analysis):
     lines = render_markdown(analysis).splitlines()
-    assert lines[0] == "## tracekit: 1f1b on 4 ranks"
-    shown = [
-        f"- **{line.topic}**: {line.text}"
-        for line in view_of(analysis).answer
-        if line.topic != "Next"
-    ]
-    assert [html.unescape(line).replace("\\", "") for line in lines[2 : 2 + len(shown)]] == shown
-    assert lines[3 + len(shown)] == "**What to do next**"
+    blocks = first_screen(view_of(analysis))
+    assert lines[0] == f"## tracekit: {blocks[0].text}"
+    assert lines[2].endswith(" · ".join(blocks[1].words))
+    numbers = [line.partition(".**")[0] for line in lines if line.startswith("**")]
+    assert numbers[1:4] == ["**1", "**2", "**3"]
 
 
 def test_the_budget_table_has_every_rank_and_its_shares(seen, analysis):
@@ -100,9 +97,10 @@ def test_the_gap_table_adds_up(seen, analysis):
     assert times[-1] == pytest.approx(analysis.schedule.head.measured_ns / 1e6, abs=0.06)
 
 
-def test_warnings_and_kernels_are_folded(seen, analysis):
+def test_further_findings_warnings_and_kernels_are_folded(seen, analysis):
     folds = seen.tags.count("details")
-    assert folds == (2 if analysis.notices else 1)
+    # Further findings, kernels, and warnings.
+    assert folds == (3 if analysis.notices else 2)
     assert seen.tags.count("summary") == folds
 
 

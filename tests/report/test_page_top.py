@@ -1,4 +1,4 @@
-"""Tests of the page's first screen in a real browser: tiles, findings as cards that lead to their place, and paper."""
+"""Tests of the page's first screen in a real browser: the step, findings that lead to their place, and paper."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from msgspec import structs
 
 from tests.kept import analysis_of
 from tests.report.pdf_images import FORWARD_PIXEL, images_of
-from tracekit.documents.analysis import Budget, StepTime
 from tracekit.documents.findings import Finding, Place
-from tracekit.documents.roles import Iteration
-from tracekit.metrics.step_time import StepSummary
+from tracekit.report import first_screen as content
+from tracekit.report.clock_words import clock_badge
 from tracekit.report.html.charts import PageClock
+from tracekit.report.html.finding_links import figure_of, share_words
 from tracekit.report.html.page import render_html
 from tracekit.report.html.places import (
     PathNames,
@@ -26,16 +26,6 @@ from tracekit.report.html.places import (
 )
 from tracekit.report.sections import TABS, sections_of
 from tracekit.report.view import view_of
-from tracekit.report.view.top import (
-    cards,
-    clock_badge,
-    lost_tile,
-    role_tiles,
-    saving_tile,
-    step_tile,
-)
-
-NOTHING = Budget(compute_ns=0, exposed_ns={}, idle=0)
 
 
 def finding_of(code="host_sync", **fields):
@@ -48,75 +38,27 @@ def finding_of(code="host_sync", **fields):
     )
 
 
-# ---- tiles and cards as data
+# ---- findings as data
 
 
-def test_the_step_tile_names_what_the_time_is_of():
-    times = tuple(StepTime(step, 10_000_000 + 100_000 * step) for step in range(3))
-    assert (
-        step_tile(StepSummary(10_100_000, times, ()), "4 ranks").text
-        == "4 ranks · 3 steps within 2 %"
-    )
-    slow = (*times, StepTime(3, 50_000_000))
-    assert (
-        "step 3 takes 50.0 ms" in step_tile(StepSummary(10_100_000, slow, slow[3:]), "4 ranks").text
-    )
-
-
-def test_the_bar_in_a_tile_has_the_shares_of_the_tile(samples):
+def test_the_bar_at_the_top_has_the_shares_of_the_first_screen(samples):
     """Both of the step without the profiler, which the profiler made much longer."""
     analysis = analysis_of(samples / "mi300-ddp")
-    page = render_html(analysis).partition('<div class="tiles">')[2]
-    tile = next(tile for tile in view_of(analysis).tiles if tile.name == "Idle")
-    (bar,) = re.findall(r'class="bar" role="img" aria-label="(compute [^"]*idle [^"]*)"', page)[:1]
-    idle = float(re.search(r"idle ([0-9.]+)", bar).group(1))
-    assert tile.figure == f"{idle:.0f} %"
-
-
-@pytest.mark.parametrize(
-    ("idle_ns", "name", "figure"),
-    [(10, "Exposed", "30 %"), (31, "Idle", "31 %"), (30, "Exposed", "30 %")],
-)
-def test_the_second_tile_shows_what_is_more(idle_ns, name, figure):
-    tile = lost_tile(
-        Budget(span_ns=100, compute_ns=70 - idle_ns, exposed_ns={"dp_comm": 30}, idle=idle_ns)
-    )
-    assert (tile.name, tile.figure) == (name, figure)
-
-
-def test_exposed_labels_below_half_a_percent_are_not_named():
-    named = lost_tile(
-        Budget(span_ns=1000, compute_ns=980, exposed_ns={"dp_comm": 14, "pp_comm": 6}, idle=0)
-    ).text
-    assert "pp_comm" in named
-    assert (
-        "pp_comm"
-        not in lost_tile(
-            Budget(span_ns=1000, compute_ns=980, exposed_ns={"dp_comm": 16, "pp_comm": 4}, idle=0)
-        ).text
-    )
-
-
-def test_the_third_tile_is_the_first_saving_and_without_one_the_biggest_cost():
-    """Findings are ordered by what they are likely to save: a bound may be larger than the first."""
-    small, big = finding_of(saves_ns=1_000_000), finding_of(saves_ns=3_000_000)
-    assert (saving_tile([big, small]).figure, saving_tile([big, small]).number) == ("3.00 ms", 1)
-    at_most = finding_of(saves_range_ns=(0, 2_000_000))
-    assert saving_tile([small, at_most]).figure == saving_tile([small]).figure
-    assert (saving_tile([at_most]).figure, cards([at_most], NOTHING)[0].figure) == (
-        "≤ 2.00 ms",
-        "≤ 2.00 ms",
-    )
-    assert saving_tile([finding_of()]).name == "Biggest cost"
-    assert saving_tile([]).figure == "none"
+    (bar,) = re.findall(
+        r'class="bar" role="img" aria-label="(compute [^"]*)"', render_html(analysis)
+    )[:1]
+    assert bar == ", ".join(content.bar(view_of(analysis)).words)
 
 
 def test_a_card_says_whether_its_figure_is_saved_or_cost():
-    saved, cost = cards([finding_of(saves_ns=2_000_000), finding_of()], NOTHING)
-    (bound,) = cards([finding_of(saves_ns=2_000_000, saves_range_ns=(0, 2_000_000))], NOTHING)
-    assert (saved.figure, saved.of_step) == ("2.00 ms", "saved, 10 % of the step")
-    assert (bound.figure, bound.of_step) == ("≤ 2.00 ms", "saved at most, 10 % of the step")
-    assert (cost.figure, cost.of_step) == ("≤ 4.00 ms", "saved at most, 20 % of the step")
+    saved, cost = finding_of(saves_ns=2_000_000), finding_of()
+    bound = finding_of(saves_ns=2_000_000, saves_range_ns=(0, 2_000_000))
+    assert (figure_of(saved), share_words(saved)) == ("2.00 ms", "saved, 10 % of the step")
+    assert (figure_of(bound), share_words(bound)) == (
+        "≤ 2.00 ms",
+        "saved at most, 10 % of the step",
+    )
+    assert (figure_of(cost), share_words(cost)) == ("≤ 4.00 ms", "saved at most, 20 % of the step")
 
 
 def test_a_place_is_on_the_pages_clock_and_only_ranks_of_the_timeline_are_led_to(samples):
@@ -124,7 +66,7 @@ def test_a_place_is_on_the_pages_clock_and_only_ranks_of_the_timeline_are_led_to
     clock = PageClock(analysis)
     start_ns = int(analysis.tables["steps"].filter(rank=2)["start_ns"][0])
     where = tuple(Place(rank, 2, start_ns, start_ns + 5_000_000, "sync") for rank in (2, 7))
-    [shown] = places_on_page(cards([finding_of(where=where)], NOTHING), clock, [0, 1, 2, 3])
+    [shown] = places_on_page([finding_of(where=where)], clock, [0, 1, 2, 3])
     [location] = shown.places
     expected_ms = float(clock.steps.filter(rank=2)["start_ns"][0]) / 1e6
     assert (location.rank, location.title) == (2, "rank 2, step 2, sync, 5.0 ms")
@@ -135,9 +77,7 @@ def test_a_place_is_on_the_pages_clock_and_only_ranks_of_the_timeline_are_led_to
 
 def test_a_finding_about_a_rank_leads_to_its_step(samples):
     analysis = analysis_of(samples / "1f1b")
-    [shown] = places_on_page(
-        cards([finding_of(ranks=(3,))], NOTHING), PageClock(analysis), [0, 1, 2, 3]
-    )
+    [shown] = places_on_page([finding_of(ranks=(3,))], PageClock(analysis), [0, 1, 2, 3])
     assert [(location.rank, location.title.split(", ")[1]) for location in shown.places] == [
         (3, "step 2")
     ]
@@ -170,39 +110,22 @@ def test_unequal_stages_lead_to_the_rank_that_computes_longest(samples):
     unequal = finding_of("schedule_gap", case="imbalance")
     on_page = structs.replace(busiest, rank=1)
     clock = PageClock(analysis_of(samples / "1f1b"))
-    [shown] = places_on_page(cards([unequal], NOTHING), clock, [0, 1, 2, 3], busiest=on_page)
+    [shown] = places_on_page([unequal], clock, [0, 1, 2, 3], busiest=on_page)
     assert [location.title for location in shown.places] == [f"rank 1: {busiest.text}"]
     assert [remark.rank for remark in different_ranks([unequal], None, busiest=on_page)] == [1]
     assert different_ranks([finding_of()], None, busiest=on_page) == []
 
 
-def iteration_of(index, **phase_ms):
-    phase_ns = {name: time * 1_000_000 for name, time in phase_ms.items()}
-    return Iteration(index, 100_000_000 * index, 100_000_000 * (index + 1), phase_ns, (), None)
-
-
-def test_an_rl_loop_has_tiles_of_its_iterations_and_cards_with_figures():
-    iterations = [
-        iteration_of(0, rollout=20, train=40, weight_sync=10, idle=30),
-        iteration_of(1, rollout=20, train=50, weight_sync=10, idle=20),
-    ]
+def test_a_saving_of_iterations_is_a_share_of_them():
     cost = Finding(
         code="rollout",
         cost_ns=25_000_000,
         share=0.25,
         saves_range_ns=(0, 25_000_000),
-        text="no role runs",
         evidence={"share_of": "iterations"},
     )
-    tiles = role_tiles(iterations, [cost], "4 ranks")
-    assert [(tile.name, tile.figure) for tile in tiles] == [
-        ("Iteration", "100 ms"),
-        ("Training", "45 %"),
-        ("Biggest likely saving", "≤ 25.0 ms"),
-    ]
-    assert tiles[1].text == "no role runs 25 %, rollout 20 %, weight update 10 %"
-    [card] = cards([cost], NOTHING)
-    assert (card.figure, card.of_step) == ("≤ 25.0 ms", "saved at most, 25 % of the iterations")
+    assert figure_of(cost) == "≤ 25.0 ms"
+    assert share_words(cost) == "saved at most, 25 % of the iterations"
 
 
 def clocks_known_to(ns):
@@ -253,15 +176,13 @@ def test_every_section_of_the_page_is_in_one_tab():
 
 
 @pytest.mark.slow
-def test_the_first_screen_holds_tiles_cards_and_the_schedule(look, pages, analysed):
+def test_the_first_screen_holds_the_bar_findings_and_the_schedule(look, pages, analysed):
     page = look(pages("1f1b"), width=1440, height=900)
     view = view_of(analysed("1f1b"))
-    assert page.locator(".tile .figure").all_inner_texts() == [tile.figure for tile in view.tiles]
-    assert page.locator(".tile h2").all_inner_texts() == [
-        "Step",
-        "Exposed",
-        "Biggest likely saving",
-    ]
+    assert "122 ms a step" in page.locator("header .source").inner_text()
+    assert "compute 52 %" in page.locator("#findings > .parts").inner_text().replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
     assert page.locator(".cards > .card").count() == min(3, len(view.findings))
     shown = page.locator("#finding-1 .advice").inner_text().replace("\N{NO-BREAK SPACE}", " ")
     assert shown.lower() == view.findings[0].advice.replace("`", "").lower()
@@ -301,12 +222,8 @@ def test_show_opens_the_timeline_at_the_findings_place(look, pages, analysed):
 def test_cards_of_an_rl_loop_have_figures_and_lead_to_their_iteration(look, pages, analysed):
     page = look(pages("rl"), width=1440, height=900)
     view = view_of(analysed("rl"))
-    tiles = page.locator(".tile")
-    titles = ["Iteration", "Training", "Biggest likely saving"]
-    assert tiles.locator("h2").all_inner_texts() == titles
-    assert view.cards[0].figure in tiles.nth(2).inner_text()
     shown = page.locator(".cards").first.locator(".figure b").all_inner_texts()
-    assert shown == [card.figure for card in view.cards[: len(shown)]]
+    assert shown == [figure_of(finding) for finding in view.findings[: len(shown)]]
     page.locator(".cards").first.locator(".show").first.click()
     low, high = page.evaluate("tracekit.timeline.chart.window()")
     location = view.findings[0].where[0]

@@ -12,9 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tests.kept import analysis_of
-from tracekit.report.findings import Advice
 from tracekit.report.table import Column, Table
-from tracekit.report.terminal.analysis import next_steps
 from tracekit.report.terminal.schedule import gantt, render_what_if
 from tracekit.report.terminal.table import (
     MIN_NAME_LENGTH,
@@ -41,12 +39,6 @@ def test_a_remark_keeps_numbers_with_their_units():
         lines = printed(Note(text), width)
         assert max(map(len, lines)) <= width
         assert not any(line.lstrip().startswith(("%", "ms", "7")) for line in lines)
-
-
-def test_a_command_to_copy_is_whole_on_one_line():
-    words = "tracekit analyze " + "x" * 100
-    view = types.SimpleNamespace(advice=[Advice("do it", words)])
-    assert printed(next_steps(view, 80), 80) == ["  1. do it", f"     {words}"]
 
 
 def table_of(*cells, **expendable):

@@ -8,7 +8,6 @@ from tests.kept import analysis_of
 from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.documents.analysis import Evidence, Straggler, WaitCause
 from tracekit.documents.roles import PhaseBand
-from tracekit.report.view import view_of
 from tracekit.roles.handovers import StepWindow, explain_by_handovers, find_handovers
 
 
@@ -159,6 +158,3 @@ def test_three_ranks_that_are_last_in_turn(corpus):
         if row.label == "dp_comm" and row.why[0].cause == "waited_itself"
     }
     assert named == {0: ("rollout", [0]), 1: ("rollout", [1])}
-    (waits,) = [line.text for line in view_of(analysis).answer if line.topic == "Waits"]
-    assert "rank 0 is late in every step (1,242.3 ms in step 0, 70.1 ms in step 1)" in waits
-    assert "than the others' in iteration 0; rank 1" in waits

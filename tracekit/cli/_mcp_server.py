@@ -174,7 +174,7 @@ class Tools:
     ) -> dict[str, Any]:
         """Where the step of the run at *path* went, what costs time in it and what to do about it.
 
-        ``answer`` says it in a few lines. ``findings`` has at most ten, largest predicted saving
+        ``answer`` is the first screen in a few lines. ``findings`` has at most ten, largest predicted saving
         first: code, text, advice, share of the step, saves_ns with saves_range_ns (null: cannot
         be predicted), certain (measured, bounded, or possible under an assumption that the text
         names), ranks, steps, where, evidence. A run without findings of at least 0.01 of the step
@@ -182,17 +182,17 @@ class Tools:
         ``table``.
         """
         from tracekit.diffs.scalars import scalars
+        from tracekit.report.first_screen import first_sentences
         from tracekit.report.view import view_of
 
         analysis = self._analysis(path, schedule=_registered(schedule, "auto", "none"), steps=steps)
-        view = view_of(analysis)
         handle = f"run{next(self._numbers)}:{Path(path).name}"
         self._analyses[handle] = analysis
         while len(self._analyses) > MAX_ANALYSES_KEPT:
             del self._analyses[next(iter(self._analyses))]
         return {
             "handle": handle,
-            "answer": [f"{line.topic}: {line.text}" for line in view.answer],
+            "answer": first_sentences(view_of(analysis)),
             "step_ns": analysis.step.time_ns,
             "free_step_ns": None if analysis.step.free is None else analysis.step.free.time_ns,
             **_findings_page(analysis.findings, 0),

@@ -113,7 +113,9 @@ def run(
             "SECTION",
         ),
     ] = None,
-    brief: Annotated[bool, flag("--brief", "Print only the answer: five lines.")] = False,
+    brief: Annotated[
+        bool, flag("--brief", "Print only the beginning: the step and the first finding.")
+    ] = False,
     full: Annotated[
         bool, flag("--full", "Print every table and all warnings; short for --show full.")
     ] = False,

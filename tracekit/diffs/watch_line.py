@@ -8,7 +8,7 @@ from tracekit.diffs.run_samples import from_analysis
 from tracekit.diffs.runs import Run
 from tracekit.errors import InputError
 from tracekit.report.findings import finding_in_a_log, shown_findings
-from tracekit.report.view.answer import free_step_words
+from tracekit.report.step_words import free_step_words
 from tracekit.report.view.ranks import Pace
 from tracekit.report.view.stragglers import late_rank, late_rows
 from tracekit.run.watch import WatchedRecording

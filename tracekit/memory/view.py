@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracekit._util.text import UNKNOWN, join_with_and, percent, size
+from tracekit._util.text import UNKNOWN, percent, size
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import AllocatorMemory
 from tracekit.documents.memory import MemoryContents, MemoryPeak
@@ -30,8 +30,6 @@ MAX_CATEGORIES_NAMED = 3
 """Kinds of contents that the sentence names, the largest."""
 MAX_CATEGORIES_IN_LINE = 2
 """Kinds of contents that the line of the first screen names."""
-MIN_SHARE_TO_NAME = 0.05
-"""Share of the peak from which the sentence names a kind of contents."""
 
 
 def _filled(analysis: Analysis) -> list[AllocatorMemory]:
@@ -194,38 +192,3 @@ def memory_line(analysis: Analysis) -> str | None:
     parts = category_shares(contents, most=MAX_CATEGORIES_IN_LINE)
     remark = f" ({', '.join(where)})" if where else ""
     return f"memory {size(contents.peak.bytes)}{whole}{remark}: {', '.join(parts)}"
-
-
-def memory_sentence(analysis: Analysis) -> str | None:
-    """Return the fullest rank, how full it is, where its peak is and what fills it.
-
-    None if that is not known.
-    """
-    fullest = max(_filled(analysis), key=lambda rank: rank.peak_bytes, default=None)
-    if fullest is None or fullest.contents is None:
-        return None
-    contents = fullest.contents
-    whole = "" if fullest.capacity_bytes is None else f" of {size(fullest.capacity_bytes)}"
-    where = ""
-    cell_or_phase = peak_place(contents.peak)
-    if cell_or_phase:
-        article = "" if contents.peak.op else "the "
-        where = f", in {article}{cell_or_phase}"
-    parts = category_shares(contents, most=MAX_CATEGORIES_NAMED, min_share=MIN_SHARE_TO_NAME)
-    subject = f"Rank {fullest.rank} holds" if len(analysis.rank_results) > 1 else "The GPU holds"
-    text = (
-        f"{subject} {size(contents.peak.bytes)}{whole} at its peak{where}: {join_with_and(parts)}"
-    )
-    return f"{text}{_against_schedule(contents)}."
-
-
-def _against_schedule(contents: MemoryContents) -> str:
-    """Return how many micro-batches are in flight, and whether the schedule asks for as many."""
-    measured = contents.in_flight
-    ideal = contents.ideal_in_flight
-    if measured is None or ideal is None:
-        return ""
-    chunks = f"activations of {measured} forwards at once"
-    if measured == ideal:
-        return f"; {chunks}, as its schedule asks"
-    return f"; {chunks}, where its schedule asks for {ideal}"

@@ -34,21 +34,13 @@ class Answer(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-MAX_FINDINGS = 3
-"""Findings in the training's log, those with the largest saving."""
-
-
 def answer_of(analysis: Analysis) -> Answer:
     """Return the answer that an analysis gives."""
     from tracekit.diffs.scalars import scalars
-    from tracekit.report.findings import finding_in_a_log
+    from tracekit.report.first_screen import first_sentences
     from tracekit.report.view import view_of
 
-    view = view_of(analysis)
-    lines = [f"{line.topic}: {line.text}" for line in view.answer if line.topic != "Next"]
-    for number, finding in enumerate(view.findings[:MAX_FINDINGS], start=1):
-        lines.append(f"Finding {number}: {finding_in_a_log(finding)}")
-    return Answer(lines, scalars(analysis))
+    return Answer(first_sentences(view_of(analysis)), scalars(analysis))
 
 
 def analyse_apart(files: Sequence[Path]) -> Answer:

@@ -20,14 +20,6 @@ from tracekit.report.words import WORDS
 from tracekit.roles.findings import CODES as ROLE_CODES
 
 
-class Advice(msgspec.Struct, frozen=True):
-    """One thing to do next."""
-
-    text: str
-    command: str | None = None
-    """The whole command to copy, if there is one."""
-
-
 def shown_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings that cost or save enough to be shown."""
     return tuple(finding for finding in findings if finding.matters)

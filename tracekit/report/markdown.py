@@ -13,11 +13,15 @@ from tracekit.analysis import Analysis
 from tracekit.documents.coding import known
 from tracekit.documents.diff import DiffDocument
 from tracekit.documents.gate import CheckResult, GateDocument
+from tracekit.report.blocks import Block, FindingItem, Headline, Sentence, StepBar, Warnings
 from tracekit.report.ci import finding_words, words
+from tracekit.report.findings import finding_line
+from tracekit.report.first_screen import first_screen, further_findings
 from tracekit.report.gap_words import relevant_notices
 from tracekit.report.notices import notice_sentence
 from tracekit.report.sections import find_section, sections_of
 from tracekit.report.table import Column, Table, Value, make_table
+from tracekit.report.terminal.first_screen import BAR_LENGTH, draw_bar
 from tracekit.report.text import (
     capitalize,
     keep_units_together,
@@ -114,10 +118,17 @@ def render_markdown(analysis: Analysis) -> str:
 
     >>> from tracekit import analyze
     >>> print(render_markdown(analyze("sample_traces/reload", schedule="none")).splitlines()[0])
-    ## tracekit: reload, 4 ranks
+    ## tracekit: reload · 4 ranks · 1 step · H200 (32 of 132 SMs) · 105 ms a step
     """
     view = view_of(analysis)
-    return _paragraphs([_title(view), _answer(view), _next(view), *_sections(view), _source(view)])
+    return _paragraphs(
+        [
+            *map(draw_block, first_screen(view)),
+            _further_findings(view),
+            *_sections(view),
+            _source(view),
+        ]
+    )
 
 
 def _paragraphs(parts: Iterable[str | None]) -> str:
@@ -125,17 +136,38 @@ def _paragraphs(parts: Iterable[str | None]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _title(view: View) -> str:
-    return f"## {markdown(view.title)}"
+def draw_block(block: Block) -> str:
+    """Return a block."""
+    match block:
+        case Headline():
+            return f"## tracekit: {markdown(block.text)}"
+        case StepBar():
+            return f"`{draw_bar(block, BAR_LENGTH).plain}` {markdown(' · '.join(block.words))}"
+        case Sentence():
+            return _sentence(block)
+        case FindingItem():
+            return _finding(block)
+        case Warnings():
+            return _first_warning(block)
 
 
-def _answer(view: View) -> str:
-    lines = [
-        f"- **{line.topic}**: {_with_code(line.text)}"
-        for line in view.answer
-        if line.topic != "Next"
-    ]
-    return "\n".join(lines)
+def _sentence(sentence: Sentence) -> str:
+    text = _with_code(capitalize(sentence.text))
+    if sentence.style == "heading":
+        return f"**{text}**"
+    return f"{text}." if sentence.style == "plain" else f"<sub>{text}</sub>"
+
+
+def _finding(item: FindingItem) -> str:
+    """Return a finding; its number is text: a list would count anew."""
+    line = capitalize(finding_line(item.finding, item.remarks))
+    return f"**{item.number}.** {_with_code(line)}"
+
+
+def _first_warning(block: Warnings) -> str:
+    count = counted(len(block.warnings), "warning")
+    first = "" if len(block.warnings) == 1 else ", first"
+    return f"<sub>{count}{first}: {markdown(block.warnings[0].message)}</sub>"
 
 
 def _with_code(text: str) -> str:
@@ -143,9 +175,13 @@ def _with_code(text: str) -> str:
     return re.sub(r"\\`([^`]*)\\`", r"`\1`", markdown(text))
 
 
-def _next(view: View) -> str:
-    lines = [f"{number}. {_with_code(advice.text)}" for number, advice in enumerate(view.advice, 1)]
-    return "**What to do next**\n\n" + "\n".join(lines) if lines else ""
+def _further_findings(view: View) -> str:
+    """Return the findings that the first screen does not show, folded; empty if there are none."""
+    further = further_findings(view)
+    if not further:
+        return ""
+    inside = "\n\n".join(_finding(item) for item in further)
+    return folded(counted(len(further), "more finding"), inside)
 
 
 def _budget(view: View) -> str:

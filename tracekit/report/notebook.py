@@ -28,7 +28,7 @@ _PREFORMATTED = '<pre style="line-height:1.3;white-space:pre-wrap">{code}</pre>'
 def analysis_html(analysis: Analysis) -> str:
     """Return the first screen of a run; all findings and a table of the ranks are folded below it."""
     view = view_of(analysis)
-    parts = [screen_html(*first_screen(view, NOTEBOOK_WIDTH, in_notebook=True))]
+    parts = [screen_html(*first_screen(view, NOTEBOOK_WIDTH, options=()))]
     findings = findings_of(analysis)
     if findings:
         parts.append(_folded("All findings", findings_html(findings)))

@@ -52,7 +52,6 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         id="timeline", title="Timeline", name="Timeline", about="every event of every rank", media=("page",)
     ),
-    Section(id="words", title="In words", name="In words", media=("page",)),
     Section(id="roles", title="Roles, iterations and weight updates", name="Roles"),
     Section(id="iterations", title="Iterations", name="Iterations", media=("page",)),
     Section(id="weight-updates", title="Weight updates", name="Weight updates", media=("page",)),
@@ -237,7 +236,7 @@ def section_words(view: View) -> dict[str, str]:
 
 
 TABS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Findings", ("findings", "words")),
+    ("Findings", ("findings",)),
     ("Timeline", ("timeline",)),
     ("Schedule", ("schedule", "gap", "phases", "reload")),
     ("Roles", ("iterations", "roles", "weight-updates")),

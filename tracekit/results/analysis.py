@@ -88,11 +88,11 @@ class AnalysisResult(Analysis, HasDocument):
 
     @property
     def view(self) -> View:
-        """Its content as reports show it: lines of the answer, tables, advice.
+        """Its content as reports show it: tables, sentences, findings.
 
         >>> from tracekit import analyze
-        >>> analyze("sample_traces/reload", schedule="none").view.title
-        'tracekit: reload, 4 ranks'
+        >>> analyze("sample_traces/reload", schedule="none").view.ranks
+        '4 ranks'
         """
         return view_of(self)
 

@@ -1,24 +1,16 @@
 """Roles of a run, its RL iterations and its weight updates: tables, sentences, and what to do about them."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from statistics import mean
 
-import polars as pl
-
-from tracekit._util.text import counted, format_ranges, join_with_and, ms, percent, short_ms
+from tracekit._util.text import format_ranges, ms, percent, short_ms
 from tracekit.analysis import Analysis
 from tracekit.analysis.result import Role, RoleResults
-from tracekit.documents.roles import Iteration, RolloutTail, WeightUpdate
-from tracekit.intervals import union
+from tracekit.documents.roles import Iteration, WeightUpdate
 from tracekit.metrics.overlap import ratio
-from tracekit.metrics.process_phases import TRAIN
 from tracekit.report.gap_words import is_wait_bound
 from tracekit.report.table import Column, Table, make_table
-from tracekit.report.text import at_least
 from tracekit.report.view.stragglers import late_rows, why_late
 from tracekit.report.words import WORDS
-from tracekit.roles.findings import MIN_SHARE, late_start, phase_ns, rollout_tails, total_ns
 
 MAX_UPDATES_SHOWN = 3
 """Weight updates that a table shows one by one."""
@@ -26,8 +18,6 @@ MIN_WAITING_SHARE_TO_NAME = 0.5
 """Share of a label from which waiting in it is what the label's time is about."""
 MAX_ROLE_ROWS = 32
 """Iterations that a table lists."""
-MIN_RATIO_OF_UNEQUAL_ITERATIONS = 1.2
-"""Longest over shortest iteration from which both are named beside the mean."""
 
 
 def role_tables(analysis: Analysis) -> dict[str, tuple[str, Table]]:
@@ -179,64 +169,6 @@ def _updates_table(updates: Sequence[WeightUpdate]) -> Table | None:
     return make_table(columns, rows)
 
 
-def decode_words(tail: RolloutTail) -> str:
-    """Return the decode steps of the longest and of the median rank; empty if they are unknown."""
-    if tail.decode_steps is None or tail.median_decode_steps is None:
-        return ""
-    return f" ({tail.decode_steps} decode steps, median {tail.median_decode_steps:g})"
-
-
-def iteration_sentence(analysis: Analysis) -> str | None:
-    """Return what an iteration takes, by phase, which role waits, and the tail of the rollout.
-
-    None without any.
-    """
-    iterations = analysis.role_results.iterations
-    if not iterations:
-        return None
-    iterations_ns = total_ns(iterations)
-    parts = []
-    for phase, words in WORDS.phases.items():
-        ns = phase_ns(iterations, phase)
-        if ns:
-            train_waits = _train_waits(analysis) if phase == TRAIN else ""
-            parts.append(f"{percent(ns / iterations_ns)} {words}{train_waits}")
-    count = len(iterations)
-    times = sorted(iteration.end_ns - iteration.start_ns for iteration in iterations)
-    over = f" (mean of {count})" if count > 1 else ""
-    if times[-1] > MIN_RATIO_OF_UNEQUAL_ITERATIONS * times[0]:
-        over = f" (mean of {count}, {ms(times[0])} to {ms(times[-1])})"
-    text = f"An iteration takes {ms(iterations_ns / count)}{over}: {join_with_and(parts)}"
-    late = _late_start_sentence(analysis)
-    return f"{text}{_longest_wait(iterations)}.{_tail_sentence(iterations)}{late}"
-
-
-def _longest_wait(iterations: Sequence[Iteration]) -> str:
-    """Return which role waits longest for which other; empty if none waits."""
-    waits = Counter[tuple[str, str]]()
-    for iteration in iterations:
-        for wait in iteration.roles:
-            for other, ns in wait.waited_ns.items():
-                waits[wait.role, other] += ns
-    if not waits:
-        return ""
-    (role, other), waited_ns = waits.most_common(1)[0]
-    if not waited_ns:
-        return ""
-    return f"; role {role} waits for {other} in {percent(waited_ns / total_ns(iterations))} of it"
-
-
-def phase_times(analysis: Analysis) -> dict[str, float]:
-    """Return the time of each phase in an iteration, in ns, the mean of all.
-
-    Empty without iterations.
-    """
-    iterations = analysis.role_results.iterations
-    if not iterations:
-        return {}
-    return {phase: phase_ns(iterations, phase) / len(iterations) for phase in WORDS.phases}
-
-
 def step_summary(analysis: Analysis) -> str | None:
     """Return the step of the main role in a few words, where an iteration holds it, and whom it waits for.
 
@@ -290,83 +222,3 @@ def update_summary(analysis: Analysis) -> str | None:
     if longest.ideal_ns is None:
         return text
     return f"{text}; with two buffers {short_ms(longest.ideal_ns)}"
-
-
-def _train_waits(analysis: Analysis) -> str:
-    """Return how much of the main role's training is waiting for other ranks.
-
-    Empty if it is little or unknown.
-    """
-    results = analysis.role_results
-    starts = []
-    ends = []
-    ranks = []
-    for band in results.bands:
-        if band.phase == TRAIN and band.role == results.main_role:
-            starts.append(band.start_ns)
-            ends.append(band.end_ns)
-            ranks.append(band.rank)
-    trained = union(starts, ends, ranks)
-    operations = analysis.clocks.align(analysis.tables["operations"], "start_ns", "end_ns")
-    waits = operations.filter(pl.col("wait_ns") > 0)
-    start_ns = waits["start_ns"].to_numpy()
-    wait_ns = waits["wait_ns"].to_numpy()
-    rank = waits["rank"].to_numpy()
-    share = ratio((union(start_ns, start_ns + wait_ns, rank) & trained).total_ns, trained.total_ns)
-    if share is None or share < MIN_SHARE:
-        return ""
-    return f" ({at_least(percent(share), operations['wait_ns'].has_nulls())} of it waiting for other ranks)"
-
-
-def _late_start_sentence(analysis: Analysis) -> str:
-    """Return which rollout starts so late that it ends last; empty if none does."""
-    start = late_start(analysis)
-    if start is None:
-        return ""
-    after = f"{short_ms(start.late_ns)} after that of rank {start.first_rank}"
-    return (
-        f" In iteration {start.iteration} the rollout of rank {start.rank} starts {after} "
-        "and ends last."
-    )
-
-
-def _tail_sentence(iterations: Sequence[Iteration]) -> str:
-    tails = rollout_tails(iterations)
-    if not tails:
-        return ""
-    if len({tail.rank for tail in tails}) > 1:
-        listed = ", ".join(f"rank {tail.rank} {ms(tail.ns)}" for tail in tails[:4])
-        return f" The rollout's tail (longest minus median rank) changes: {listed}."
-    tail = tails[0]
-    longer = ms(mean(tail.ns for tail in tails))
-    return f" Rank {tail.rank} is the rollout's tail: {longer} longer than the median rank{decode_words(tail)}."
-
-
-def update_sentence(analysis: Analysis) -> str | None:
-    """Return what a weight update moves and takes, and how far it is from the ideal.
-
-    None without any.
-    """
-    updates = analysis.role_results.weight_updates
-    if not updates or analysis.reload is not None:
-        return None
-    longest = max(updates, key=lambda update: update.measured_ns)
-    subject = "The weight update"
-    if len(updates) > 1:
-        subject = f"The longest of {len(updates)} weight updates"
-    moved = f"{longest.bytes / 1e9:,.2f} GB in {counted(longest.buckets, 'bucket')}"
-    text = f"{subject} moves {moved} in {ms(longest.measured_ns)} ({longest.gb_s:.2f} GB/s)"
-    if longest.ideal_ns is None or longest.gap_ns is None:
-        return f"{text}; reloads are not recorded, so that its ideal is unknown."
-    gap_ns = longest.gap_ns
-    cause = max(gap_ns, key=lambda name: gap_ns[name])
-    text += f"; with two buffers and the same times for each bucket it would take {ms(longest.ideal_ns)}"
-    gap = ms(gap_ns[cause])
-    return f"{text}. The largest part of the difference, {gap}, is {_cause_words(longest, cause)}."
-
-
-def _cause_words(update: WeightUpdate, cause: str) -> str:
-    words = WORDS.update_causes[cause]
-    if cause == "late_rank" and update.late_rank is not None:
-        return f"{words} (rank {update.late_rank})"
-    return words

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -54,12 +53,6 @@ def test_a_pipeline_that_is_not_there_is_refused(folder):
     with pytest.raises(OptionError, match="--pipeline 2: there is no such pipeline") as error:
         analyze(folder, pipeline=2)
     assert error.value.hint == "pipelines 0 to 1 were found"
-
-
-def test_the_story_says_where_a_rank_is_that_is_not_shown(folder):
-    chosen = analyze(folder, pipeline=0)
-    answer = " ".join(line.text for line in view_of(chosen).answer)
-    assert re.search(r"rank [13][ (,].*in pipeline 1: `--pipeline 1` shows it", answer)
 
 
 def test_pipelines_that_tie_are_alike(analysis):

@@ -11,7 +11,9 @@ from tracekit.documents.analysis import Figures
 from tracekit.documents.diff import DiffDocument, Waterfall
 from tracekit.documents.page import DiffData, DiffSide, PageData, RankRemark, ScheduleChoice
 from tracekit.memory.page_charts import charts_of_analysis
+from tracekit.report.blocks import Block, FindingItem, Headline, Sentence
 from tracekit.report.ci import finding_words, words
+from tracekit.report.first_screen import first_screen, further_findings
 from tracekit.report.html.charts import (
     TIMELINE_LANES,
     PageClock,
@@ -20,6 +22,7 @@ from tracekit.report.html.charts import (
     timeline_data,
 )
 from tracekit.report.html.drawings import phase_drawing, update_drawings
+from tracekit.report.html.finding_links import SECTION_OF_CODE
 from tracekit.report.html.places import PathNames, busiest_rank, different_ranks, places_on_page
 from tracekit.report.html.templates import render_page
 from tracekit.report.sections import page_headings, page_tabs
@@ -28,7 +31,6 @@ from tracekit.report.view import input_path, view_of
 from tracekit.report.view.changed_steps import changed_lanes
 from tracekit.report.view.pipeline import Rung, waterfall
 from tracekit.report.view.stragglers import UNKNOWN_CAUSE, StepMap
-from tracekit.report.view.top import NOTHING_TO_GAIN
 
 TIMELINE_SCRIPTS = tuple(
     f"{name}.js"
@@ -41,10 +43,6 @@ HEAT_MAP_COLUMNS = 64
 """Columns of the heat map side by side; a broader mesh continues below."""
 MAX_DIFFERENT_RANKS = 20
 """Ranks that differ from those they should be like which are listed."""
-MAX_CARDS = 3
-"""Findings whose cards are open at the top; the others are a click away."""
-MAX_RANKS_FOR_WORDS_BESIDE = 8
-"""Ranks up to which the answer in words stands below the budget, beside the findings."""
 MIN_CHANGE_SHARE = 0.02
 """Changes below this share of the whole difference are summed as smaller changes."""
 
@@ -73,7 +71,8 @@ def render_html(analysis: Analysis) -> str:
         for iteration in analysis.role_results.iterations
     }
     busiest = busiest_rank(analysis.schedule)
-    places = places_on_page(view.cards, clock, ranks, busiest=busiest)
+    places = places_on_page(view.findings, clock, ranks, busiest=busiest)
+    facts, blocks = _arrange(first_screen(view))
     paths = PathNames(analysis.paths or view.paths)
     memory = charts_of_analysis(analysis)
     return render_page(
@@ -93,9 +92,10 @@ def render_html(analysis: Analysis) -> str:
         headings=page_headings(view),
         tabs=page_tabs,
         places={finding.number: finding.places for finding in places},
-        max_cards=MAX_CARDS,
-        max_words_beside=MAX_RANKS_FOR_WORDS_BESIDE,
-        nothing_to_gain=NOTHING_TO_GAIN,
+        facts=facts,
+        blocks=blocks,
+        further=further_findings(view),
+        sections_of_findings=SECTION_OF_CODE,
         shared=paths.shorten,
         heat=heat_map(view.fleet),
         changed_lanes=changed_lanes(analysis),
@@ -114,6 +114,33 @@ def render_html(analysis: Analysis) -> str:
         update_drawings=update_drawings(analysis, clock) if view.roles else None,
         choices=len(choices),
         choice_name=_choice_name(choices),
+    )
+
+
+class FirstBlocks(msgspec.Struct, frozen=True):
+    """The blocks of the first screen, by where the page has them."""
+
+    step: Sequence[Block]
+    """Above the findings and the picture: the bar and what is to be said of the step."""
+    heading: Sentence
+    findings: Sequence[FindingItem]
+    certainty: Sequence[Block]
+    """Below the findings: how sure the figures are, and warnings."""
+
+
+def _arrange(blocks: Sequence[Block]) -> tuple[Headline, FirstBlocks]:
+    """Return the headline, which the page has in its header, and the other blocks of the first screen."""
+    headline = next(block for block in blocks if isinstance(block, Headline))
+    heading = next(
+        block for block in blocks if isinstance(block, Sentence) and block.style == "heading"
+    )
+    findings = [block for block in blocks if isinstance(block, FindingItem)]
+    start = blocks.index(heading)
+    return headline, FirstBlocks(
+        step=[block for block in blocks[:start] if block != headline],
+        heading=heading,
+        findings=findings,
+        certainty=blocks[start + 1 + len(findings) :],
     )
 
 

@@ -16,7 +16,6 @@ from tracekit.documents.page import FindingPlaces, PlaceOnPage, RankRemark
 from tracekit.pipeline.against_ideal import ScheduleComparison
 from tracekit.report.html.charts import PageClock
 from tracekit.report.html.source_paths import shorten_source_paths
-from tracekit.report.view.top import Card
 
 MAX_RANKS_OF_FINDING = 3
 """Ranks of a finding up to which each of them stands out; more are not the exception."""
@@ -65,23 +64,23 @@ def _is_about_stages(finding: Finding) -> bool:
 
 
 def places_on_page(
-    cards: Sequence[Card],
+    findings: Sequence[Finding],
     clock: PageClock,
     ranks: Collection[int],
     *,
     busiest: BusiestRank | None = None,
 ) -> list[FindingPlaces]:
-    """Return for each card where the timeline, which has *ranks*, shows it.
+    """Return for each finding where the timeline, which has *ranks*, shows it.
 
     A finding about unequal stages leads to the *busiest* rank.
     """
     return [
         FindingPlaces(
-            card.number,
-            shorten_source_paths(card.finding.text),
-            _places(card.finding, clock, ranks, busiest)[:MAX_PLACES_PER_FINDING],
+            number,
+            shorten_source_paths(finding.text),
+            _places(finding, clock, ranks, busiest)[:MAX_PLACES_PER_FINDING],
         )
-        for card in cards
+        for number, finding in enumerate(findings, start=1)
     ]
 
 

@@ -12,7 +12,8 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
-from tracekit._util.text import counted, ms, percent, terminal_lines
+from tracekit._util.text import counted, ms, percent, short_ms, terminal_lines
+from tracekit.report.html.finding_links import figure_of, search_of, share_words
 from tracekit.report.html.source_paths import shorten_source_paths
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.text import at_least, capitalize, keep_units_together, signed_ms
@@ -76,6 +77,8 @@ def _environment() -> Environment:
         "ms": ms, "percent": percent, "signed": signed_ms, "count": counted,
         "at_least": at_least, "sentence": capitalize, "whole": keep_figures_together,
         "number": format_mean_count, "code": markup_code, "short": short_kernel,
+        "figure_of": figure_of, "share_words": share_words, "search_of": search_of, "short_ms": short_ms,
+        "kind": lambda block: type(block).__name__,
         "name_straggler": name_straggler, "when_late": when_late, "why_late": why_late,
     }  # fmt: skip
     environment.globals |= {

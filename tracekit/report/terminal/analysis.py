@@ -10,15 +10,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from tracekit._util.text import counted, percent, terminal
+from tracekit._util.text import counted, percent
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import RankFigures
+from tracekit.report.first_screen import finding_items
 from tracekit.report.palette import (
     BAD,
     COMPUTE_COLOUR,
     IDLE_COLOUR,
     LABEL_COLOURS,
-    TO_TYPE,
     UNRECORDED_COLOUR,
     UNSURE,
 )
@@ -30,7 +30,7 @@ from tracekit.report.sections import (
     with_parts,
 )
 from tracekit.report.table import Column, make_table
-from tracekit.report.terminal.first_screen import brief_screen, first_screen
+from tracekit.report.terminal.first_screen import UNICODE_BLOCKS, finding_lines, first_screen
 from tracekit.report.terminal.fleet import many_ranks
 from tracekit.report.terminal.schedule import draw_schedule, render_schedule, what_if
 from tracekit.report.terminal.screen import Screen
@@ -47,8 +47,6 @@ from tracekit.report.view import View, view_of
 from tracekit.report.view.budget import NOT_RECORDED, Bar, LabelRow
 from tracekit.report.words import WORDS
 
-TOPIC_WIDTH = 10
-"""Columns that the topic of a line of the answer takes."""
 Drawing = Callable[[View, int], RenderableType | None]
 MIN_WIDTH_FOR_MORE = 110
 """Columns of the terminal from which the budget shows communication apart from copies."""
@@ -68,67 +66,37 @@ def render(
     Args:
         analysis: The result.
         console: Where to print; standard output if it is None.
-        brief: Print five lines, and predictions if they were asked for.
-        full: Print the whole answer and every section; else the first screen, the schedule and what
-            was asked for.
+        brief: Print the beginning of the first screen, and predictions if they were asked for.
+        full: Print every section below the first screen; else the schedule and what was asked for.
         page_written: Whether a page was written, which is then not suggested.
         sections: Ids of further sections to print.
     """
     out = console or Screen()
     view = view_of(analysis)
-    if full:
-        out.print(header(view))
-        out.print(answer(view, out.width))
-    else:
-        columns = out.columns if isinstance(out, Screen) else out.width
-        unicode = out.encoding.lower().startswith("utf")
-        if brief:
-            shown = brief_screen(view, columns, unicode=unicode)
-        else:
-            shown = first_screen(view, columns, unicode=unicode, page_written=page_written)
-        out.print(Text("\n").join(shown), soft_wrap=True)
-    for title, body in chosen_sections(view, out.width, brief=brief, full=full, asked=sections):
+    is_full = full and not brief
+    options = [] if is_full else ["--full"]
+    if not page_written:
+        options.append("-o report.html")
+    lines = first_screen(
+        view,
+        out.columns if isinstance(out, Screen) else out.width,
+        unicode=out.encoding.lower().startswith("utf"),
+        brief=brief,
+        options=options,
+    )
+    out.print(Text("\n").join(lines), soft_wrap=True)
+    for title, body in chosen_sections(view, out.width, brief=brief, full=is_full, asked=sections):
         out.print()
         out.print(Text(title, style="bold"))
         out.print(body, crop=False)  # a command to copy may be longer than a line
-    if full:
-        out.print(closing_lines(view, page_written=page_written))
+    if is_full and view.what_if_hint is not None:
+        out.print(Text(view.what_if_hint.text, style="dim"))
 
 
-def closing_lines(view: View, *, page_written: bool) -> Text:
-    """Return how to get the rest: predictions for other schedules, and a page."""
-    more = []
-    if view.what_if_hint is not None:
-        more.append(view.what_if_hint.text)
-    if not page_written:
-        more.append("-o report.html writes a page")
-    return Text("; ".join(more), style="dim")
-
-
-def header(view: View) -> Text:
-    """Return one line that says what was analyzed."""
-    device = "".join(f" · {terminal(device)}" for device in view.devices[:1])
-    return Text.assemble(("tracekit ", "bold"), f"{view.ranks} · {view.steps_named}{device}")
-
-
-def answer(view: View, width: int) -> Text:
-    """Return the lines of the answer: the topic, and the text wrapped beside it."""
-    wrap_width = max(50, min(width, 132))
-    text = Text()
-    for i, line in enumerate(view.answer):
-        wrapped = wrap_text(
-            line.text, wrap_width, first=f"{line.topic:<{TOPIC_WIDTH}}", rest=" " * TOPIC_WIDTH
-        )
-        text.append("\n" if i else "").append(wrapped[:TOPIC_WIDTH], style="bold").append(
-            wrapped[TOPIC_WIDTH:]
-        )
-    return text
-
-
-def _ranks_drawn(view: View, *, short: bool) -> str:
+def _ranks_drawn(view: View) -> str:
     """Return how many ranks the budget draws, if these are not all."""
     ranks = len(view.analysis.rank_results)
-    drawn = len(ranks_with_bars(view, short=short))
+    drawn = len(ranks_with_bars(view))
     return f"; {drawn} of {counted(ranks, 'rank')}" if drawn < ranks else ""
 
 
@@ -263,28 +231,22 @@ def definitions(view: View, width: int) -> RenderableType:
     return Text(text, style="dim")
 
 
-def next_steps(view: View, width: int, *, first: int = 1) -> RenderableType | None:
-    """List what to do next from the *first* thing on, with commands to copy."""
-    lines: list[RenderableType] = []
-    for number, advice in enumerate(view.advice[first - 1 :], first):
-        lines.append(
-            Text(wrap_text(advice.text, max(40, width), first=f"  {number}. ", rest="     "))
-        )
-        if advice.command:
-            # A command to copy stays on one line, however long it is.
-            lines.append(
-                Text(
-                    f"     {terminal(advice.command)}",
-                    style=TO_TYPE,
-                    no_wrap=True,
-                    overflow="ignore",
-                )
-            )
+def next_steps(view: View, width: int) -> RenderableType | None:
+    """List all findings and what to do about them."""
+    lines: list[Text] = []
+    for item in finding_items(view):
+        lines += finding_lines(item, width)
     return Group(*lines) if lines else None
 
 
-GLYPHS = {"compute": "█", "communication": "▓", "copy": "▒", "idle": "░", "unrecorded": "?"}
-"""Fill of each kind of part; they can be told apart without colour."""
+GLYPHS = {
+    "compute": UNICODE_BLOCKS["compute"],
+    "communication": UNICODE_BLOCKS["exposed"],
+    "copy": UNICODE_BLOCKS["exposed_copy"],
+    "idle": UNICODE_BLOCKS["idle"],
+    "unrecorded": UNICODE_BLOCKS["unrecorded"],
+}
+"""Fill of each kind of part."""
 LEGEND = {
     "compute": ("compute", COMPUTE_COLOUR),
     "communication": ("exposed communication", LABEL_COLOURS["pp_comm"]),
@@ -294,21 +256,15 @@ LEGEND = {
 }
 """Name and colour of each kind of part."""
 MIN_BAR_LENGTH = 10
-MAX_BARS_IN_SHORT_BUDGET = 8
-"""Up to this number of ranks, the short budget draws all of them …"""
-MAX_BARS_BESIDE_SCHEDULE = 4
-"""… or, where the schedule is drawn below it, up to this number."""
 
 
-def ranks_with_bars(view: View, *, short: bool) -> list[RankFigures]:
+def ranks_with_bars(view: View) -> list[RankFigures]:
     """Return the ranks whose budget is drawn, by number: all, or of many those that differ most from the mean.
 
-    The ranks that the answer names come first: the one that blocks the step, and the one that is
-    waited for most.
+    The ranks that are named come first: by the first finding, and as the one that is waited for most.
     """
     ranks = view.analysis.rank_results
-    all_fit = MAX_BARS_BESIDE_SCHEDULE if view.schedule is not None else MAX_BARS_IN_SHORT_BUDGET
-    if len(ranks) <= (all_fit if short else MAX_RANKS_LISTED):
+    if len(ranks) <= MAX_RANKS_LISTED:
         return list(ranks)
     mean = view.budget.mean
 
@@ -320,28 +276,20 @@ def ranks_with_bars(view: View, *, short: bool) -> list[RankFigures]:
         )
 
     named = {straggler.rank for straggler in view.stragglers[:1] if not straggler.uncertain}
-    if view.blocking is not None and view.blocking.piece is not None:
-        named.add(view.blocking.piece.rank)
-    chosen = sorted(ranks, key=lambda rank: (rank.rank not in named, -difference(rank)))[
-        : min(all_fit, WORST_RANKS_SHOWN) if short else WORST_RANKS_SHOWN
-    ]
+    for finding in view.findings[:1]:
+        named.update(finding.ranks[:1])
+    most_different = sorted(ranks, key=lambda rank: (rank.rank not in named, -difference(rank)))
+    chosen = most_different[:WORST_RANKS_SHOWN]
     return sorted(chosen, key=lambda rank: rank.rank)
 
 
-def budget(view: View, width: int, *, short: bool = False) -> RenderableType | None:
+def budget(view: View, width: int) -> RenderableType | None:
     """Draw the span of each rank as a bar with the shares of its parts, then the mean of all ranks of the run.
 
-    Args:
-        view: The analysis.
-        width: Width of the terminal.
-        short: Draw a few ranks only (``ranks_with_bars``), and leave out the note about those that
-            are not drawn.
-
-    Returns:
-        The table and its legend; None if the run has no ranks.
+    None if the run has no ranks.
     """
     ranks = view.analysis.rank_results
-    bars = [Bar(str(rank.rank), rank.whole) for rank in ranks_with_bars(view, short=short)]
+    bars = [Bar(str(rank.rank), rank.whole) for rank in ranks_with_bars(view)]
     mean_row = len(bars) if len(ranks) > 1 else None
     if mean_row is not None:
         bars.append(view.budget.mean)
@@ -352,7 +300,7 @@ def budget(view: View, width: int, *, short: bool = False) -> RenderableType | N
     table = render_table(make_table(columns, bars, totals=totals), width, total_style="bold")
     if table is None:
         return None
-    if short or len(ranks) <= MAX_RANKS_LISTED:
+    if len(ranks) <= MAX_RANKS_LISTED:
         return Group(table, _legend(kinds))
     # Of equal ranks the first.
     least = min(ranks, key=_compute_share)
@@ -469,7 +417,7 @@ def chosen_sections(
     view: View, width: int, *, brief: bool, full: bool, asked: Sequence[str] = ()
 ) -> Iterator[tuple[str, RenderableType]]:
     """Yield the heading and content of each section that has something to say, and of those *asked* for."""
-    words = section_words(view) | {"of_ranks": _ranks_drawn(view, short=not full)}
+    words = section_words(view) | {"of_ranks": _ranks_drawn(view)}
     drawings = BRIEF_DRAWINGS if brief else SHORT_DRAWINGS
     titles = BRIEF_TITLES if brief else SHORT_TITLES
     chosen = tuple(section for section in sections_of("terminal") if not section.when_asked)

@@ -15,25 +15,22 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.combine.spread import MANY_RANKS, spread
 from tracekit.documents.findings import Finding
 from tracekit.errors import Notice
-from tracekit.memory.view import contents_table, lines_table, memory_line, memory_sentence
+from tracekit.memory.view import contents_table, lines_table, memory_line
 from tracekit.memory.view_out_of_memory import account_table_of, remedies_table_of
+from tracekit.report.blocks import Sentence
+from tracekit.report.clock_words import badge_of
 from tracekit.report.findings import (
-    Advice,
     absent_costs,
-    finding_line,
     findings_of,
-    first_findings,
-    remarks_on,
     shown_findings,
 )
 from tracekit.report.gap_words import missing_ranks_named, relevant_notices
 from tracekit.report.notices import NoticeLine, shorten_notices, telling_notices
+from tracekit.report.step_words import kind_sentence
 from tracekit.report.table import Table
-from tracekit.report.text import capitalize
-from tracekit.report.view import answer as sentences
 from tracekit.report.view import idle as idle_tables
 from tracekit.report.view import kernels as kernel_tables
-from tracekit.report.view import places, rates, top
+from tracekit.report.view import places, rates
 from tracekit.report.view import ranks as rank_tables
 from tracekit.report.view import stragglers as straggler_tables
 from tracekit.report.view.budget import (
@@ -46,30 +43,19 @@ from tracekit.report.view.budget import (
 )
 from tracekit.report.view.changed_steps import changes_table
 from tracekit.report.view.copies import copy_table, memory_table, reload_view
-from tracekit.report.view.path import blocking, path_view
+from tracekit.report.view.path import path_view
 from tracekit.report.view.pipeline import ScheduleView, unnamed_phases
 from tracekit.report.words import WORDS
 from tracekit.roles.findings import CODES as ROLE_CODES
 from tracekit.roles.view import (
-    iteration_sentence,
     role_tables,
     step_summary,
-    update_sentence,
     update_summary,
 )
 
 __all__ = ["View", "input_path", "view_of"]
 
 Result = TypeVar("Result")
-
-
-def run_title(analysis: Analysis) -> str:
-    """Return the name of the input, its schedule and its ranks."""
-    schedule = "" if analysis.schedule is None else f"{analysis.schedule.name} on "
-    name = (input_path(analysis) or "").rstrip("/").rpartition("/")[2].partition("?")[0]
-    # A folder that is named after its schedule is not named twice.
-    run = f"{name}, " if name.strip(".") and schedule != f"{name} on " else ""
-    return f"tracekit: {run}{schedule}{describe_ranks(analysis)}"
 
 
 def describe_ranks(analysis: Analysis) -> str:
@@ -105,18 +91,6 @@ def _cut_files(notice: Notice) -> str:
     return f"{ranks_named(notice.ranks)} truncated" if notice.ranks else "a file truncated"
 
 
-def describe_steps(analysis: Analysis) -> str:
-    """Return the first and the last step."""
-    steps: set[int] = set()
-    for rank in analysis.rank_results:
-        steps.update(rank.steps)
-    if not steps:
-        return "no step marks"
-    first = min(steps)
-    last = max(steps)
-    return f"step {first}" if first == last else f"steps {first}–{last}"
-
-
 def input_path(analysis: Analysis) -> str | None:
     """Return the input as one path: the only one, or the folder that holds them all.
 
@@ -140,19 +114,6 @@ def computed(function: Callable[[Analysis], Result]) -> cached_property[Result]:
     return cached_property(lambda view: function(view.analysis))
 
 
-TOPICS_AS_RECORDED = frozenset({"Blocked", "Exposed", "Waits", "Balance"})
-"""Lines of the answer whose figures are of the recording, whatever the step takes without the profiler."""
-
-
-def _as_recorded(text: str) -> str:
-    """Return a sentence with the remark that its figures are of the recording.
-
-    >>> _as_recorded("By the host: 84 %."), _as_recorded("80 % of dp_comm is waiting.")
-    ('As recorded: by the host: 84 %.', 'As recorded: 80 % of dp_comm is waiting.')
-    """
-    return f"As recorded: {text[:1].lower()}{text[1:]}"
-
-
 class View:
     """The content of a report, in the order it is read."""
 
@@ -166,10 +127,8 @@ class View:
         self.pipelined = analysis.total.pipeline
         """Whether the run has a pipeline; without one it has idle time and no bubble."""
 
-    title = computed(run_title)
     ranks = computed(describe_ranks)
     """``8 ranks``, or ``4 of 8 ranks``, with those that are missing or damaged."""
-    steps_named = computed(describe_steps)
     budget = computed(BudgetView)
     labels = computed(label_rows)
     matrix = computed(matrix_table)
@@ -185,8 +144,6 @@ class View:
     phases = computed(unnamed_phases)
     """Hidden shares by phase for a run that overlaps micro-batches, if its schedule was not
     recognised."""
-    blocking = computed(blocking)
-    """What blocks the step; None where the critical path does not tell."""
     critical = computed(path_view)
     """The critical path, if it was asked for."""
     changes = computed(changes_table)
@@ -226,83 +183,12 @@ class View:
     roles = computed(role_tables)
     """Tables of roles, iterations and weight updates of a run whose ranks have several
     processes."""
-    clocks = computed(top.badge_of)
+    clocks = computed(badge_of)
     """How well the ranks' clocks agree; None for one rank."""
     fleet = computed(
         lambda analysis: spread(analysis) if len(analysis.rank_results) > MANY_RANKS else None
     )
     """Distribution of figures over ranks, for a run of many ranks."""
-
-    @cached_property
-    def answer(self) -> tuple[sentences.AnswerLine, ...]:
-        """The answer in a few lines, the most important first."""
-        return self._answer(clock_reasons=True)
-
-    @cached_property
-    def answer_without_clocks(self) -> tuple[sentences.AnswerLine, ...]:
-        """The answer without what clocks leave open, which ``clocks`` says once."""
-        return self._answer(clock_reasons=False)
-
-    def _answer(self, *, clock_reasons: bool) -> tuple[sentences.AnswerLine, ...]:
-        """Return the lines of the answer."""
-        blocked = self.blocking and (
-            self.blocking.text if clock_reasons else self.blocking.sentence
-        )
-        waits = sentences.waits_sentence(
-            self.analysis, self.stragglers, clock_reasons=clock_reasons
-        )
-        analysis = self.analysis
-        schedule = self.schedule
-        pace = rank_tables.Pace(self.analysis)
-        lines = (
-            ("Iteration", iteration_sentence(analysis), "iterations"),
-            ("Weights", update_sentence(analysis), "weight-updates"),
-            ("Time", sentences.time_sentence(analysis, pace), "budget"),
-            ("Blocked", blocked, "critical-path"),
-            ("Exposed", sentences.exposed_sentence(analysis, self.labels, pace.steps), "overlap"),
-            (
-                "Schedule",
-                sentences.schedule_sentence(analysis, schedule),
-                "schedule" if schedule else "warnings",
-            ),
-            ("Reload", sentences.reload_sentence(analysis), "reload"),
-            ("Waits", waits, "stragglers"),
-            ("Balance", rank_tables.imbalance_line(analysis), "stragglers"),
-            ("Memory", memory_sentence(analysis), "memory"),
-            *(("Next", first.text, "findings") for first in self.advice[:1]),
-        )
-        step_is_free = bool(sentences.free_step_words(analysis.step))
-        return tuple(
-            sentences.AnswerLine(
-                topic,
-                _as_recorded(text) if step_is_free and topic in TOPICS_AS_RECORDED else text,
-                target,
-            )
-            for topic, text, target in lines
-            if text
-        )
-
-    @cached_property
-    def tiles(self) -> tuple[top.Tile, ...]:
-        """Step time, what of it is lost, and the biggest saving; of an RL loop, its iterations."""
-        analysis = self.analysis
-        if analysis.role_results.iterations:
-            return top.role_tiles(analysis.role_results.iterations, self.role_findings, self.ranks)
-        return (
-            top.step_tile(analysis.step, self.ranks),
-            top.lost_tile(analysis.step.shown_budget, idle_known=analysis.total.idle_known),
-            top.saving_tile(self.findings),
-        )
-
-    @cached_property
-    def cards(self) -> list[top.Card]:
-        """The findings as cards."""
-        return top.cards(self.findings, self.analysis.step.shown_budget)
-
-    @cached_property
-    def first_numbers(self) -> tuple[int, ...]:
-        """Numbers of the findings that the terminal's first screen shows."""
-        return tuple(number for number, _ in first_findings(self.findings))
 
     @cached_property
     def run_name(self) -> str:
@@ -328,7 +214,7 @@ class View:
         update = None if "around_moving" in cases else update_summary(self.analysis)
         sentences_of_roles = (step_summary(self.analysis), update)
         return (
-            *(sentences.kind_sentence(kind) for kind in self.analysis.step_kinds),
+            *(kind_sentence(kind) for kind in self.analysis.step_kinds),
             *(sentence for sentence in sentences_of_roles if sentence),
         )
 
@@ -345,18 +231,8 @@ class View:
             findings_of(self.analysis), self.analysis.step.shown_budget, host_recorded=host_recorded
         )
 
-    @cached_property
-    def advice(self) -> tuple[Advice, ...]:
-        """What to do next, the most important first."""
-        budget = self.analysis.step.shown_budget
-        advice = []
-        for number, finding in enumerate(self.findings, start=1):
-            line = finding_line(finding, remarks_on(finding, number, budget))
-            advice.append(Advice(capitalize(line)))
-        return tuple(advice)
-
     @property
-    def what_if_hint(self) -> Advice | None:
+    def what_if_hint(self) -> Sentence | None:
         """That other schedules can be predicted, or why not.
 
         None without a schedule, or if they were predicted.
@@ -365,13 +241,13 @@ class View:
         if schedule is None or schedule.what_if:
             return None
         if schedule.no_prediction_reason:
-            return Advice(
+            return Sentence(
                 f"other schedules cannot be predicted for this run: {schedule.no_prediction_reason}"
             )
-        command = (
-            None if self.quoted_path is None else f"tracekit analyze {self.quoted_path} --what-if"
-        )
-        return Advice("`--what-if` predicts other schedules", command)
+        command = ""
+        if self.quoted_path is not None:
+            command = f"tracekit analyze {self.quoted_path} --what-if"
+        return Sentence("`--what-if` predicts other schedules", command=command)
 
     @cached_property
     def telling_warnings(self) -> list[NoticeLine]:
@@ -424,7 +300,7 @@ def view_of(analysis: Analysis) -> View:
 
     >>> from tracekit import analyze
     >>> view = view_of(analyze("sample_traces/reload", schedule="none"))
-    >>> view.title, view.ranks, view.steps_named
-    ('tracekit: reload, 4 ranks', '4 ranks', 'step 2')
+    >>> view.run_name, view.ranks
+    ('reload', '4 ranks')
     """
     return analysis.once(View)

@@ -8,7 +8,7 @@ import polars as pl
 
 from tracekit._util.text import counted, listing, ms
 from tracekit.analysis import Analysis
-from tracekit.analysis.combine.stragglers import MIN_LATE_SHARE, Stragglers
+from tracekit.analysis.combine.stragglers import MIN_LATE_SHARE
 from tracekit.documents.analysis import Evidence, Straggler
 from tracekit.report.table import Column, Table, make_table
 
@@ -114,29 +114,6 @@ def when_late(row: Straggler, steps: int) -> str:
     if row.kind == "one_off":
         return f"in step{'s' * (len(row.steps) > 1)} {listing(map(str, row.steps))}"
     return f"in {len(row.steps)} of {counted(steps, 'step')}"
-
-
-def why_pipeline_waits(stragglers: Stragglers, rank: int) -> str:
-    """Return why the ranks of a pipeline wait for *rank*, to be added to its name.
-
-    Empty if that is not known.
-
-    >>> from tracekit.documents.analysis import Phase, WaitCause
-    >>> cause = WaitCause("waited_itself", 6, Evidence(chain=[1, 3]))
-    >>> root = Straggler(3, "pp_comm", 9, 1, why=[WaitCause("more_work", 6, Evidence(ratio=2.03))])
-    >>> why_pipeline_waits(Stragglers((Straggler(1, "pp_comm", 9, 1, why=[cause]), root)), 1)
-    ', which waits for rank 3 itself: it has 2.03 times the work of the others'
-    """
-    cause = stragglers.pipeline_cause(rank)
-    if cause is None:
-        return ""
-    if cause.cause != "waited_itself":
-        return f": {_CAUSE_SENTENCES[cause.cause](cause.evidence)}"
-    root = (cause.evidence.chain or [rank])[-1]
-    root_cause = stragglers.pipeline_cause(root) if root != rank else None
-    if root_cause is None or root_cause.cause == "waited_itself":
-        return ""
-    return f", which waits for rank {root} itself: {_CAUSE_SENTENCES[root_cause.cause](root_cause.evidence)}"
 
 
 def _lateness_words(row: Straggler) -> str:

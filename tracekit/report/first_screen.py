@@ -1,0 +1,399 @@
+"""The first screen, with which every report begins: what ran and how long a step takes, a picture, what to do first.
+
+It holds blocks, which each medium draws: the step as one bar, the schedule of a pipeline or the
+phases of an RL loop in a sentence, up to three findings with what each would save, and how sure that
+is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import polars as pl
+
+from tracekit._util.text import counted, percent, short_ms, terminal
+from tracekit.analysis import Analysis
+from tracekit.documents.analysis import Budget
+from tracekit.documents.findings import Finding
+from tracekit.documents.roles import Iteration
+from tracekit.metrics.process_phases import TRAIN, WEIGHT_SYNC
+from tracekit.report.blocks import (
+    BarPart,
+    Block,
+    FindingItem,
+    Headline,
+    PartKind,
+    Sentence,
+    StepBar,
+    Warnings,
+)
+from tracekit.report.findings import (
+    finding_in_a_log,
+    first_findings,
+    is_at_most,
+    remarks_on,
+)
+from tracekit.report.notices import telling_notices
+from tracekit.report.palette import (
+    COMPUTE_COLOUR,
+    IDLE_COLOUR,
+    LABEL_COLOURS,
+    UNRECORDED_COLOUR,
+)
+from tracekit.report.step_words import origin_of_free_step, times_of_kinds, unusual_steps
+from tracekit.report.view import View
+from tracekit.report.words import WORDS
+from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, GAP_CAUSES
+
+NOTHING_TO_GAIN = "nothing to gain that this recording shows"
+MAX_LABELS_BESIDE_BAR = 3
+"""Exposed labels that are named beside the bar; the others are summed."""
+NAMES_BESIDE_BAR = {"memory": "copies"}
+"""Names of labels beside the bar, where the label alone reads like something else."""
+REST = "the rest"
+"""What is not named of the exposed labels, or of the parts of the model."""
+MIN_SHARE_NAMED = 0.005
+"""Share of the step from which a part of it is named."""
+MIN_COMPUTE_SHARE_TO_SPLIT = 0.8
+"""Share of the step from which compute is split into the parts of the model."""
+MIN_MODULE_SHARE = 0.02
+"""Share of compute from which a part of the model is named."""
+MAX_MODULES = 4
+"""Parts of the model that are named, those with most time."""
+MAX_RATIO_OF_ITERATIONS = 1.25
+"""Longest over shortest iteration of an RL loop from which both are stated instead of the mean."""
+MAX_SPREAD_OF_ALIKE_STEPS = 0.1
+"""Difference between the longest and the shortest step, as a share of the step, up to which they
+are alike."""
+MAX_END_DIFFERENCE_SHARE = 0.01
+"""Difference between the ends of one operation on several ranks (median), as a share of the step,
+up to which times that compare ranks have three digits."""
+
+
+def first_screen(view: View) -> list[Block]:
+    """Return the blocks of the first screen."""
+    return [
+        headline(view),
+        bar(view),
+        *_about_step(view),
+        *_situation(view),
+        *_findings(view),
+        certainty_sentence(view),
+        *_warnings(view),
+    ]
+
+
+def brief_screen(view: View) -> list[Block]:
+    """Return the beginning of the first screen, up to the first finding."""
+    blocks = first_screen(view)
+    for number, block in enumerate(blocks, start=1):
+        if isinstance(block, FindingItem) or block == Sentence(NOTHING_TO_GAIN, "heading"):
+            return blocks[:number]
+    return blocks
+
+
+def first_sentences(view: View) -> list[str]:
+    """Return the first screen as lines of plain text, for logs and programs.
+
+    >>> from tracekit import analyze
+    >>> from tracekit.report.view import view_of
+    >>> first_sentences(view_of(analyze("sample_traces/reload", schedule="none")))[0]
+    'reload · 4 ranks · 1 step · H200 (32 of 132 SMs) · 105 ms a step'
+    """
+    return [_plain_text(block) for block in first_screen(view)]
+
+
+def _plain_text(block: Block) -> str:
+    """Return a block as one line."""
+    match block:
+        case Headline():
+            return block.text
+        case StepBar():
+            return ", ".join(block.words)
+        case Sentence():
+            return block.text
+        case FindingItem():
+            return f"{block.number}. {finding_in_a_log(block.finding)}"
+        case Warnings():
+            first = block.warnings[0].message
+            return f"{counted(len(block.warnings), 'warning')}: {first}"
+
+
+def _findings(view: View) -> Iterator[Block]:
+    """Yield what to do first, with its heading."""
+    findings = first_findings(view.findings)
+    if not findings:
+        yield Sentence(NOTHING_TO_GAIN, "heading")
+        return
+    yield Sentence(_findings_heading(findings, view.analysis), "heading")
+    numbers = {number for number, _ in findings}
+    yield from (item for item in finding_items(view) if item.number in numbers)
+
+
+def finding_items(view: View) -> list[FindingItem]:
+    """Return all findings with their numbers as blocks."""
+    items = []
+    advised: dict[str, int] = {}
+    for number, finding in enumerate(view.findings, start=1):
+        same_as = advised.setdefault(finding.advice, number)
+        items.append(
+            FindingItem(
+                number,
+                finding,
+                remarks_on(finding, number, view.analysis.step.shown_budget),
+                same_as=None if same_as == number else same_as,
+            )
+        )
+    return items
+
+
+def further_findings(view: View) -> list[FindingItem]:
+    """Return the findings that the first screen leaves out."""
+    first = {number for number, _ in first_findings(view.findings)}
+    return [item for item in finding_items(view) if item.number not in first]
+
+
+def _findings_heading(findings: Sequence[tuple[int, Finding]], analysis: Analysis) -> str:
+    """Return what the columns before the findings hold."""
+    per = "per step" if analysis.step.is_marked else "of the recording"
+    if analysis.role_results.iterations:
+        per = "per iteration"
+    bounds = " (≤: at most)" if any(is_at_most(finding) for _, finding in findings) else ""
+    if len(findings) == 1:
+        return f"What to do (→), and what it saves {per}{bounds}:"
+    return f"What to do (→), best first; saved {per} by each alone{bounds}:"
+
+
+def _time_of_iterations(iterations: Sequence[Iteration]) -> str:
+    """Return how long the iterations of an RL loop take: the mean, or from and to where they differ much.
+
+    >>> one, other = (Iteration(0, 0, ms * 1_000_000, {}, (), None) for ms in (1150, 3130))
+    >>> _time_of_iterations([one, other]), _time_of_iterations([one, one])
+    ('1.15 s to 3.13 s', '1.15 s')
+    """
+    times_ns = [iteration.end_ns - iteration.start_ns for iteration in iterations]
+    if max(times_ns) > MAX_RATIO_OF_ITERATIONS * min(times_ns):
+        return f"{short_ms(min(times_ns))} to {short_ms(max(times_ns))}"
+    return short_ms(sum(times_ns) / len(times_ns))
+
+
+def headline(view: View) -> Headline:
+    """Return what ran on what, and the step time."""
+    step = view.analysis.step
+    unit = "a step" if step.is_marked else "in all (no step marks)"
+    time_ns: float | None = step.shown_ns
+    steps = counted(len(step.per_step), "step") if step.is_marked and step.per_step else ""
+    iterations = view.analysis.role_results.iterations
+    time = f"{short_ms(time_ns)} {unit}" if time_ns is not None else "step time unknown"
+    if iterations:
+        steps = counted(len(iterations), "iteration")
+        time = f"{_time_of_iterations(iterations)} an iteration"
+    if step.profiler_ns and not iterations:
+        time = f"{time} without the profiler"
+    if view.analysis.step_kinds:
+        time = times_of_kinds(view.analysis.step_kinds, step)
+    device = ""
+    if view.devices:
+        device = view.devices[0].replace("NVIDIA ", "").replace("multiprocessors", "SMs")
+    return Headline(terminal(view.run_name), view.ranks, steps, terminal(device), time)
+
+
+def bar(view: View) -> StepBar:
+    """Return the step and its parts.
+
+    The bar is the step that the first line states: the one without the profiler where that is known.
+    A run whose ranks have several processes has its iterations drawn, by phase.
+    """
+    phases = _phase_times(view.analysis)
+    if phases:
+        return StepBar(_phase_parts(phases), round(sum(phases.values())))
+    budget = view.analysis.step.shown_budget
+    parts = budget_parts(budget, idle_known=view.analysis.total.idle_known)
+    return StepBar(parts, budget.span_ns)
+
+
+def _phase_times(analysis: Analysis) -> dict[str, float]:
+    """Return the time of each phase in an iteration, in ns, the mean of all.
+
+    Empty without iterations.
+    """
+    iterations = analysis.role_results.iterations
+    if not iterations:
+        return {}
+    return {
+        phase: sum(iteration.phase_ns.get(phase, 0) for iteration in iterations) / len(iterations)
+        for phase in WORDS.phases
+    }
+
+
+def _about_step(view: View) -> Iterator[Sentence]:
+    """Yield where the time of the step is from, and which steps stand out."""
+    step = view.analysis.step
+    origin = origin_of_free_step(step)
+    if origin and not _phase_times(view.analysis):
+        yield Sentence(origin)
+    if (step.unusual or step.in_turn_ns) and not view.analysis.step_kinds:
+        clock = "as recorded, " if step.profiler_ns else ""
+        yield Sentence(f"{clock}{unusual_steps(step)}")
+
+
+def budget_parts(budget: Budget, *, idle_known: bool = True) -> list[BarPart]:
+    """Return the parts of a step that are worth naming, exposed labels longest first.
+
+    >>> [part.name for part in budget_parts(Budget(compute_ns=60, exposed_ns={"dp_comm": 30, "pp_comm": 4}, idle=6))]
+    ['compute', 'dp_comm exposed', 'pp_comm exposed', 'idle']
+    """
+    exposed = sorted(((ns, label) for label, ns in budget.exposed_ns.items() if ns), reverse=True)
+    parts = [BarPart("compute", "compute", budget.compute_ns, COMPUTE_COLOUR)]
+    for ns, label in exposed[:MAX_LABELS_BESIDE_BAR]:
+        name = NAMES_BESIDE_BAR.get(label, label)
+        kind: PartKind = "exposed_copy" if label in COPY_LABELS else "exposed"
+        parts.append(BarPart(f"{name} exposed", kind, ns, LABEL_COLOURS[label]))
+    rest_ns = sum(ns for ns, _ in exposed[MAX_LABELS_BESIDE_BAR:])
+    if rest_ns:
+        parts.append(BarPart(f"{REST} exposed", "exposed", rest_ns, LABEL_COLOURS["comm"]))
+    if budget.unrecorded_ns:
+        parts.append(BarPart("not recorded", "unrecorded", budget.unrecorded_ns, UNRECORDED_COLOUR))
+    idle = "idle" if idle_known else "idle or not recorded"
+    parts.append(BarPart(idle, "idle", budget.idle_ns, IDLE_COLOUR))
+    return [part for part in parts if part.ns >= MIN_SHARE_NAMED * budget.recorded_ns]
+
+
+def _phase_parts(phases: Mapping[str, float]) -> list[BarPart]:
+    """Return the phases of an iteration as parts of a bar: training is drawn as compute, idle as idle."""
+    kinds: dict[str, PartKind] = {TRAIN: "compute", WEIGHT_SYNC: "weight_update", "idle": "idle"}
+    colours = {TRAIN: COMPUTE_COLOUR, "idle": IDLE_COLOUR}
+    parts = []
+    for phase, ns in phases.items():
+        colour = colours.get(phase, LABEL_COLOURS["broadcast"])
+        parts.append(BarPart(WORDS.phases[phase], kinds.get(phase, "phase"), round(ns), colour))
+    return [part for part in parts if part.ns]
+
+
+def _situation(view: View) -> Iterator[Sentence]:
+    """Yield what is particular about a run: steps of a server, an RL loop, memory, the schedule of a pipeline."""
+    for sentence in view.situation:
+        yield Sentence(sentence)
+    if by_module := compute_by_module(view):
+        yield Sentence(by_module)
+    if view.memory_line is not None:
+        yield Sentence(view.memory_line)
+    schedule = view.analysis.schedule
+    if schedule is None:
+        return
+    head = schedule.head
+    digits = significant_digits(view)
+    measured = short_ms(head.measured_ns, digits)
+    ideal = short_ms(head.ideal_ns, digits)
+    clock = " as recorded" if view.analysis.step.profiler_ns else ""
+    facts = (
+        f"{schedule.possible_names} pipeline: {measured} from start to end{clock}; without any "
+        f"delay it would take {ideal}"
+    )
+    gap_ns = {}
+    for gap_cause, ns in (schedule.gap_ns or {}).items():
+        if ns > 0 and gap_cause in GAP_CAUSES:
+            gap_ns[gap_cause] = ns
+    cause_is_first = any(finding.code == "schedule_gap" for finding in view.findings[:1])
+    if gap_ns and not cause_is_first:
+        cause = max(gap_ns, key=lambda name: gap_ns[name])
+        facts += f"; most is lost to {GAP_CAUSES[cause]} ({short_ms(gap_ns[cause], digits)})"
+    yield Sentence(facts)
+
+
+def significant_digits(view: View) -> int:
+    """Return with how many digits times that compare ranks are shown: two where clocks are not known well."""
+    return 3 if _operations_end_together(view) else 2
+
+
+def compute_by_module(view: View) -> str:
+    """Return which parts of the model a run computes that mostly computes.
+
+    Empty for others, and if it is unknown.
+    """
+    budget = view.analysis.step.shown_budget
+    if (
+        view.analysis.role_results.roles
+        or budget.compute_ns < MIN_COMPUTE_SHARE_TO_SPLIT * budget.span_ns
+    ):
+        return ""
+    kernels = view.analysis.tables["kernels"].filter(
+        ~pl.col("label").is_in([*COMMUNICATION_LABELS, *COPY_LABELS])
+    )
+    by_module = (
+        kernels.group_by("module")
+        .agg(pl.col("ns").sum())
+        .sort("ns", "module", descending=[True, False])
+    )
+    total_ns = float(by_module["ns"].sum())
+    named = (
+        by_module.drop_nulls("module")
+        .head(MAX_MODULES)
+        .filter(pl.col("ns") >= MIN_MODULE_SHARE * total_ns)
+    )
+    shares = [
+        f"{terminal(name)} {percent(ns, total_ns, digits=0)}" for name, ns in named.iter_rows()
+    ]
+    if len(shares) < 2:
+        return ""
+    rest_ns = total_ns - float(named["ns"].sum())
+    if rest_ns >= MIN_MODULE_SHARE * total_ns:
+        shares.append(f"{REST} {percent(rest_ns, total_ns, digits=0)}")
+    compute = short_ms(budget.compute_ns).removesuffix(" ms")
+    return f"the GPU computes for {compute} of {short_ms(budget.span_ns)}: {', '.join(shares)}"
+
+
+def certainty_sentence(view: View) -> Sentence:
+    """Return how sure the figures are, and what is not wrong."""
+    sure = f"how sure: {'; '.join(certainty(view))}"
+    if view.not_wrong and not view.role_findings:
+        sure += f"; fine: {view.not_wrong}"
+    return Sentence(sure, "aside")
+
+
+def _warnings(view: View) -> list[Warnings]:
+    """Return the warnings that change a figure, as one block; empty if there are none."""
+    warnings = telling_notices(view.warnings)
+    return [Warnings(warnings)] if warnings else []
+
+
+def _operations_end_together(view: View) -> bool:
+    """Return whether operations of several ranks end at times so alike that three digits mean something."""
+    analysis = view.analysis
+    error_ns = analysis.clocks.residual_ns
+    if len(analysis.rank_results) < 2:
+        return True
+    return error_ns is not None and error_ns <= MAX_END_DIFFERENCE_SHARE * (
+        analysis.step.time_ns or 0
+    )
+
+
+def certainty(view: View) -> list[str]:
+    """Return what the figures rest on: how alike the steps are, how well clocks agree, and warnings."""
+    analysis = view.analysis
+    usual = [each.time_ns for each in analysis.step.usual]
+    iterations = analysis.role_results.iterations
+    facts = []
+    if iterations:
+        facts.append(f"shares and savings are of {counted(len(iterations), 'iteration')} together")
+    elif len(usual) > 1:
+        spread = (max(usual) - min(usual)) / max(analysis.step.time_ns or 0, 1)
+        # The range of the step without the profiler stands above: these are other steps.
+        steps = counted(len(usual), "recorded step" if analysis.step.profiler_ns else "step")
+        if spread <= MAX_SPREAD_OF_ALIKE_STEPS:
+            least = percent(max(spread, 0.01), digits=0)
+            facts.append(f"{steps} within {least} of each other")
+        else:
+            facts.append(f"{steps} differ by up to {percent(spread, digits=0)}")
+    elif analysis.step.is_marked:
+        facts.append("one step")
+    if view.clocks is not None:
+        facts.append(view.clocks.text)
+    for notice in analysis.notices:
+        if notice.code == "replay-sampled":
+            replayed = notice.values["replayed"]
+            count = notice.values["count"]
+            facts.append(f"savings from a replay of {replayed} ranks, chosen of {count:,}")
+    if not view.devices:
+        facts.append("GPU not named: pass `--gpu`")
+    return facts or ["no step marks"]

@@ -1,0 +1,157 @@
+"""Words about the time of a step: without the profiler, of the kinds of steps of a server, and those that stand out."""
+
+from collections.abc import Sequence
+
+from tracekit._util.text import counted, join_with_and, percent, short_ms
+from tracekit.documents.analysis import StepKind, StepTime
+from tracekit.metrics.step_time import FreeStep, StepSummary
+from tracekit.report.text import ms_range
+
+MAX_UNUSUAL_NAMED = 3
+"""Steps that stand out and are named with their time."""
+
+
+def times_of_kinds(kinds: Sequence[StepKind], step: StepSummary) -> str:
+    """Return how long each kind of step of an inference server takes, in few words.
+
+    A single step takes what the first screen's shares are of; of steps that do not follow each other
+    only the GPU's work is known.
+
+    >>> decode = StepKind(kind="decode", steps=40, time_ns=9_800_000, interval_ns=12_100_000, requests=32)
+    >>> prefill = StepKind(kind="prefill", steps=1, time_ns=493_000_000, tokens=15360)
+    >>> times_of_kinds([prefill, decode], StepSummary(None))
+    'prefill 493 ms of GPU work (15,360 tokens), decode 12.1 ms (32 sequences)'
+    >>> times_of_kinds([prefill], StepSummary(590_000_000, per_step=(StepTime(0, 590_000_000),)))
+    'prefill 590 ms (15,360 tokens)'
+    """
+    single_ns = None
+    if step.single and step.shown_ns is not None:
+        single_ns = step.shown_ns - step.shown_budget.unrecorded_ns
+    texts = []
+    for kind in kinds:
+        known_ns = single_ns if kind.interval_ns is None else kind.interval_ns
+        time = f"{short_ms(kind.time_ns)} of GPU work" if known_ns is None else short_ms(known_ns)
+        batch = ""
+        if kind.kind == "decode" and kind.requests:
+            batch = f" ({counted(kind.requests, 'sequence')})"
+        elif kind.tokens:
+            batch = f" ({counted(kind.tokens, 'token')})"
+        texts.append(f"{kind.kind} {time}{batch}")
+    return ", ".join(texts)
+
+
+def kind_sentence(kind: StepKind) -> str:
+    """Return what is known about one kind of step: GPU work, tail, busy share, tokens per second, growth.
+
+    >>> decode = StepKind(kind="decode", steps=40, time_ns=9_800_000, interval_ns=12_100_000, gpu_busy=0.81)
+    >>> kind_sentence(decode)
+    'decode, 40 steps: 9.8 ms of GPU work; a step ends every 12.1 ms (GPU busy 81 %)'
+    """
+    work = f"{short_ms(kind.time_ns)} of GPU work"
+    if kind.time_tail_ns is not None:
+        work += f" (95 % of the steps within {short_ms(kind.time_tail_ns)})"
+    facts = [work]
+    if kind.interval_ns is not None:
+        tail = ""
+        if kind.interval_tail_ns is not None:
+            tail = f", 95 % within {short_ms(kind.interval_tail_ns)}"
+        busy = percent(kind.gpu_busy, digits=0)
+        facts.append(f"a step ends every {short_ms(kind.interval_ns)}{tail} (GPU busy {busy})")
+    if kind.gap_ns:
+        facts.append(f"{short_ms(kind.gap_ns)} without GPU work before it")
+    if kind.tokens_per_s is not None:
+        facts.append(f"{kind.tokens_per_s:,.0f} tokens a second")
+    if kind.ns_per_token is not None and kind.ns_per_token > 0:
+        facts.append(f"1,000 further tokens add {short_ms(1_000 * kind.ns_per_token)}")
+    return f"{kind.kind}, {counted(kind.steps, 'step')}: {'; '.join(facts)}"
+
+
+def free_step_words(step: StepSummary) -> str:
+    """Return the step without the profiler, and as recorded; empty where they are alike, or it is not known.
+
+    >>> from tracekit.metrics.step_time import FreeStep
+    >>> free = FreeStep(15_000_000, (14_400_000, 16_100_000), "modelled")
+    >>> free_step_words(StepSummary(23_200_000, free=free))
+    '15.0 ms without the profiler (estimated: 14.4–16.1), 23.2 ms as recorded'
+    >>> free_step_words(StepSummary(15_300_000, free=free))
+    ''
+    """
+    free = step.free
+    if free is None or not step.profiler_ns:
+        return ""
+    origin = "timed" if free.source == "timed" else f"estimated: {_range_words(free)}"
+    return f"{short_ms(free.time_ns)} without the profiler ({origin}), {short_ms(step.time_ns or 0)} as recorded"
+
+
+def origin_of_free_step(step: StepSummary) -> str:
+    """Return where the step without the profiler comes from, and the recorded one; empty where they are alike.
+
+    >>> from tracekit.metrics.step_time import FreeStep
+    >>> free = FreeStep(15_000_000, (14_400_000, 16_100_000), "modelled")
+    >>> origin_of_free_step(StepSummary(23_200_000, free=free))
+    '15.0 ms is an estimate (14.4–16.1); with the profiler a step took 23.2 ms'
+    """
+    free = step.free
+    if free is None or not step.profiler_ns:
+        return ""
+    time = short_ms(free.time_ns)
+    origin = f"{time} is an estimate ({_range_words(free)})"
+    if free.source == "timed":
+        origin = f"{time} was timed before the profiler started"
+    subject = "a step" if step.is_marked else "all of it"
+    return f"{origin}; with the profiler {subject} took {short_ms(step.time_ns or 0)}"
+
+
+def _range_words(free: FreeStep) -> str:
+    """Return the range of the step without the profiler, in the unit of the step itself."""
+    least, most = (short_ms(ns).removesuffix(" ms") for ns in free.range_ns)
+    return f"{least}–{most}"
+
+
+def unusual_steps(step: StepSummary) -> str:
+    """Return the number of steps that the time is the median of, and those that stand out.
+
+    >>> from tracekit.documents.analysis import StepTime
+    >>> times = [StepTime(4, 15_900_000), StepTime(5, 175_000_000), StepTime(6, 17_700_000)]
+    >>> unusual_steps(StepSummary(17_700_000, tuple(times), (times[1],)))
+    '2 steps take 16–18 ms, step 5 takes 175 ms'
+    >>> times = [StepTime(0, 4_500_000_000), StepTime(1, 15_900_000), StepTime(2, 17_700_000)]
+    >>> unusual_steps(StepSummary(17_700_000, tuple(times), (times[0],)))
+    '2 steps take 16–18 ms, step 0 takes 4.50 s (the first)'
+    """
+    if len(step.per_step) < 2:
+        return ""
+    if step.in_turn_ns:
+        return steps_in_turn(step.in_turn_ns)
+    if not step.unusual:
+        return f"median of {counted(len(step.per_step), 'step')}"
+    usual_times = ms_range(each.time_ns for each in step.usual)
+    parts = [f"{counted(len(step.usual), 'step')} take {usual_times}"]
+    for each in step.unusual[:MAX_UNUSUAL_NAMED]:
+        first = " (the first)" if is_longer_first(each, step) else ""
+        parts.append(f"step {each.step} takes {short_ms(each.time_ns)}{first}")
+    more = len(step.unusual) - MAX_UNUSUAL_NAMED
+    if more > 0:
+        parts.append(f"{more} more stand out")
+    return ", ".join(parts)
+
+
+def steps_in_turn(times_ns: Sequence[int]) -> str:
+    """Return how steps alternate.
+
+    >>> steps_in_turn([33_000_000, 114_000_000])
+    'steps take 33.0 ms and 114 ms in turn'
+    >>> steps_in_turn([33_000_000, 33_500_000, 33_200_000, 114_000_000])
+    'of every 4 steps one takes 114 ms, the others 33–34 ms'
+    """
+    if len(times_ns) == 2:
+        return f"steps take {join_with_and(map(short_ms, times_ns))} in turn"
+    longest = max(times_ns)
+    others = list(times_ns)
+    others.remove(longest)
+    return f"of every {len(times_ns)} steps one takes {short_ms(longest)}, the others {ms_range(others)}"
+
+
+def is_longer_first(each: StepTime, step: StepSummary) -> bool:
+    """Return whether a step that stands out is the first one, which starts what the others use."""
+    return each is step.per_step[0] and each.time_ns > (step.time_ns or 0)
