@@ -497,3 +497,12 @@ def test_processes_of_several_roles_are_labelled_apart(samples):
     assert trace.labelled.equals(pl.concat(apart))
     with pytest.raises(OptionError, match="rank 0 has events of several processes"):
         tracekit.classify(trace.events)
+
+
+def test_rules_of_ones_own_label_a_trace_and_its_analysis(tmp_path, samples):
+    rules = tmp_path / "my.toml"
+    rules.write_text('[[rule]]\nname = "mine"\nlabel = "optimizer"\nwhen = { name = "." }\n')
+    trace = tracekit.load(samples / "reload", ranks=[0], rules=rules)
+    assert set(trace.labelled["rule"]) == {"mine"}
+    assert set(tracekit.classify(trace.events, rules=rules)["rule"]) == {"mine"}
+    assert set(tracekit.analyze(trace, schedule="none").total.label_ns) == {"optimizer"}

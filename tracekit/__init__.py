@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tracekit import metrics, record
     from tracekit.classify import CallablePackage
     from tracekit.diffs import Diff, GateResult, diff, gate
+    from tracekit.diffs.many_runs import compare
     from tracekit.doctor import Diagnosis, diagnose
     from tracekit.memory.run import diff_memory
     from tracekit.pipeline import schedules
@@ -50,6 +51,7 @@ _MODULE_OF_SUBPACKAGE = {
 }
 _NAMES_OF_MODULE = {
     "tracekit.diffs": ("Diff", "GateResult", "diff", "gate"),
+    "tracekit.diffs.many_runs": ("compare",),
     "tracekit.doctor": ("Diagnosis", "diagnose"),
     "tracekit.record": ("handler", "profiler"),
     "tracekit.results": ("Analysis", "read_analysis", "simulate", "weight_reload"),
@@ -65,16 +67,10 @@ _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() fo
 
 __all__ = [
     "Analysis", "Diagnosis", "Diff", "GateResult", "InputError", "Notice", "Store", "Trace",
-    "TracekitError", "__version__", "analyze", "classify", "diagnose", "diff", "diff_memory", "export", "gate",
-    "handler", "ingest", "late", "load", "memory", "metrics", "open_store", "profiler", "query", "read_analysis",
-    "record", "redact", "schedules", "simulate", "watch", "weight_reload", "weight_updates",
+    "TracekitError", "__version__", "analyze", "classify", "compare", "diagnose", "diff", "diff_memory", "export",
+    "gate", "handler", "ingest", "late", "load", "memory", "metrics", "open_store", "profiler", "query",
+    "read_analysis", "record", "redact", "schedules", "simulate", "watch", "weight_reload", "weight_updates",
 ]  # fmt: skip
-
-_FIRST_NAMES = (
-    "Analysis", "Diff", "GateResult", "Trace", "TracekitError",
-    "analyze", "diff", "gate", "handler", "late", "load", "memory", "profiler", "schedules",
-)  # fmt: skip
-"""What completion offers: the calls that most people need, and the types of their results."""
 
 
 def __getattr__(name: str) -> Any:
@@ -88,4 +84,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*_FIRST_NAMES]
+    return [*__all__]

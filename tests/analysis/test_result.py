@@ -82,6 +82,26 @@ def test_the_result_is_frozen_and_its_tables_become_pandas(run):
     }
 
 
+def test_labels_hold_no_sums_of_other_rows(run):
+    for name in ("reload", "steps/a"):
+        labels = run(name).tables["labels"]
+        assert not set(labels["label"].unique()) & {"compute", "communication", "copy"}
+        assert labels["step"].null_count() == 0
+        assert not labels.select("rank", "step", "label").is_duplicated().any()
+
+
+@pytest.mark.parametrize("name", ["slow-ddp", "1f1b"])
+def test_python_names_are_those_of_the_json(run, name):
+    analysis = run(name)
+    document = analysis.to_dict()
+    assert [rank.rank for rank in analysis.ranks] == [rank["rank"] for rank in document["ranks"]]
+    for key in ("time_ns", "free_ns", "free_from"):
+        assert getattr(analysis.step, key) == document["step"][key]
+    if analysis.schedule is not None:
+        outside = document["schedule"]["measured"]["outside_cells"]
+        assert analysis.schedule.measured.outside_cells == outside
+
+
 def test_a_notebook_shows_a_table(run):
     _, _, ranks = run("1f1b")._repr_html_().partition("<summary>Ranks</summary>")
     assert ranks.count("<tr>") == 1 + 4 + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -187,9 +188,21 @@ def test_every_command_has_help_in_which_options_name_their_value(
     assert out.returncode == 0
     after = "\n" if command == "demo" else " "  # demo takes options alone
     assert out.stdout.startswith(f"Usage: tracekit {command} [OPTIONS]{after}")
-    options = out.stdout.partition("Options:\n")[2]
+    options = out.stdout.partition("Most used:\n" if command == "analyze" else "Options:\n")[2]
+    assert options
     for type_name in ("<list", "<str>", "<path>", "<int"):
         assert type_name not in options
+
+
+def test_the_help_of_analyze_has_every_option_under_what_it_is_for(run_command):
+    out = run_command("analyze", "--help").stdout
+    panels = dict.fromkeys(re.findall(r"^(\w[\w ]+):$", out, flags=re.MULTILINE))
+    assert list(panels)[:2] == ["Arguments", "Most used"]
+    others = out.partition("Others:\n")[2]
+    assert re.findall(r"^  (?:-\w, )?(--[\w-]+)", others, flags=re.MULTILINE) == [
+        "--quiet",
+        "--help",
+    ]
 
 
 def test_each_command_fits_on_a_line_of_help(run_command, monkeypatch):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 
+import polars as pl
 import pytest
 
 from tracekit import ingest
 from tracekit.classify import classify
 from tracekit.errors import InputError, OptionError
+from tracekit.run.analyze import analyze
 from tracekit.run.load import load
 from tracekit.run.query import query
 
@@ -31,8 +33,28 @@ def test_counts_are_those_of_the_tables(store, samples):
 
 
 def test_every_table_can_be_named(store):
-    for table in ("events", "labelled", "ranks"):
+    for table in ("events", "labelled", "ranks", "budgets", "findings"):
         assert query(store, f"select count(*) from {table}").item() > 0
+
+
+def test_a_query_needs_no_quotes_around_words_of_sql(store):
+    rows = query(
+        store,
+        "select sum(duration_ns), any_value(group_name) from labelled where label = 'broadcast'",
+    )
+    quoted = """select sum(end_ns - start_ns), any_value("group") from labelled where label = 'broadcast'"""
+    assert rows.rows() == query(store, quoted).rows()
+    assert query(store, "select pass_name from labelled").schema == {"pass_name": pl.String}
+
+
+def test_findings_and_budgets_are_those_of_the_analysis(store):
+    analysis = analyze(store)
+    texts = query(store, "select text from findings order by number")["text"].to_list()
+    assert texts == [finding.text for finding in analysis.findings]
+    idle = query(
+        store, "select sum(ns)::bigint from budgets where part = 'idle' and step is null"
+    ).item()
+    assert idle == analysis.total.budget.idle_ns
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,11 @@ class BaseAnalysis:
         )
         return recorded.with_free(self.free_step)
 
+    @property
+    def ranks(self) -> tuple[RankFigures, ...]:
+        """The figures of each rank, in the order of their numbers."""
+        return self.rank_results
+
     def rank(self, rank: int) -> RankFigures:
         """Return one rank's result."""
         for result in self.rank_results:

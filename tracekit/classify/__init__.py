@@ -12,6 +12,7 @@ imported.
 
 import sys
 import types
+from pathlib import Path
 
 import polars as pl
 
@@ -40,7 +41,9 @@ class CallablePackage(types.ModuleType):
     'CallablePackage'
     """
 
-    def __call__(self, events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataFrame:
+    def __call__(
+        self, events: pl.DataFrame, *, rules: str | Path | RuleBook | None = None
+    ) -> pl.DataFrame:
         """Label the GPU events of one or several ranks; see ``tracekit.classify.classify``."""
         return classify(events, rules=rules)
 

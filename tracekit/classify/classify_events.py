@@ -1,6 +1,7 @@
 """Classification of GPU events, rank by rank: evidence, rules, and the table of labelled events."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -23,7 +24,7 @@ from tracekit.classify.messages import point_to_point_messages
 from tracekit.classify.microbatch import find_places
 from tracekit.classify.modules import find_modules
 from tracekit.classify.row_order import FirstEvidence
-from tracekit.classify.rules import Decisions, RuleBook, apply_rules, builtin_rules
+from tracekit.classify.rules import Decisions, RuleBook, apply_rules, builtin_rules, load_rules
 from tracekit.errors import OptionError
 from tracekit.schema import LABELLED, RankEvents, conform
 
@@ -41,14 +42,14 @@ class Classification:
     microbatch: Ints  # -1 where unknown
 
 
-def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataFrame:
+def classify(events: pl.DataFrame, *, rules: str | Path | RuleBook | None = None) -> pl.DataFrame:
     """Label the GPU events of one or several ranks.
 
     Each rank is labelled by its own events alone, as if it had been given alone.
 
     Args:
         events: All events of the ranks (``EVENTS``).
-        rules: Rules that are tried before the built-in ones.
+        rules: Rules file (or ``RuleBook``) whose rules are tried before the built-in ones.
 
     Returns:
         The GPU events with their labels (``LABELLED``), sorted by rank and start.
@@ -62,6 +63,7 @@ def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataF
     >>> classify(conform(pl.DataFrame([launch, copy]), EVENTS)).select("id", "label", "rule").rows()
     [(1, 'memory', 'memset')]
     """
+    book = load_rules(rules) if isinstance(rules, str | Path) else rules
     by_rank = events.partition_by("rank", as_dict=True)
     labelled = [LABELLED.to_frame()]
     for (rank,) in sorted(by_rank):
@@ -69,15 +71,16 @@ def classify(events: pl.DataFrame, *, rules: RuleBook | None = None) -> pl.DataF
         if rank_events["id"].drop_nulls().is_duplicated().any():
             hint = "label one role after the other, trace.role(NAME).events, or use trace.labelled"
             raise OptionError(f"rank {rank} has events of several processes", hint=hint)
-        labelled.append(classify_with_lost(rank_events, rules=rules)[0])
+        labelled.append(classify_with_lost(rank_events, rules=book)[0])
     return pl.concat(labelled)
 
 
-def classify_rank(rank: RankEvents) -> pl.DataFrame:
+def classify_rank(rank: RankEvents, *, rules: RuleBook | None = None) -> pl.DataFrame:
     """Label the GPU events of one rank, with the operators of its capture where it has one."""
     if rank.capture is None:
-        return classify(rank.events)
-    return classify_with_lost(rank.events, replays=join_replays(rank.events, rank.capture))[0]
+        return classify(rank.events, rules=rules)
+    replays = join_replays(rank.events, rank.capture)
+    return classify_with_lost(rank.events, rules=rules, replays=replays)[0]
 
 
 def classify_with_lost(

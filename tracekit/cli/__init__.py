@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from tracekit._util.command_options import with_quiet
 from tracekit._util.machine import check_address_space
@@ -66,6 +66,11 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "mcp": (mcp.run, "Serve tools for agents over standard input and output."),
 }
 """The function and the short help of every command, in the order of the help."""
+COMMAND_CLASSES: dict[str, type[TyperCommand]] = {
+    "analyze": analyze.AnalyzeCommand,
+    "gate": gate.GateCommand,
+}
+"""Commands that parse their words or write their help in a way of their own."""
 
 
 class CommandGroup(TyperGroup):
@@ -100,7 +105,7 @@ def make_app() -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(_root)
     for name, (function, short_help) in COMMANDS.items():
-        command_class = gate.GateCommand if name == "gate" else None
+        command_class = COMMAND_CLASSES.get(name)
         app.command(name, cls=command_class, short_help=short_help)(with_quiet(function))
     return app
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer.core import TyperCommand
 
 from tracekit._util import command_options as options
 from tracekit._util.command_options import flag, value
@@ -29,10 +31,36 @@ if TYPE_CHECKING:
     from tracekit.store.sources import OneRole
     from tracekit.store.sources import Paths as RunPaths
 
+OPTION_PANELS = {
+    "Most used": ("output", "full", "explain", "what_if", "schedule"),
+    "What to read": ("steps", "ranks", "roles", "file_rank", "rules", "capture", "gpu", "strict", "workers"),
+    "What to compare with": ("layout", "pipeline"),
+    "What to ask": ("change", "by"),
+    "What to print": ("show", "brief", "json", "plot"),
+}  # fmt: skip
+"""Options in the order of the help, by heading; what is in none comes last."""
 ALL_SECTIONS = "full"
 """What ``--show`` calls all sections."""
 CRITICAL_PATH = "critical-path"
 """Section whose content is measured only if it is asked for."""
+
+
+class AnalyzeCommand(TyperCommand):
+    """A command whose help lists its options by what they are for."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the argument, then a panel for each heading of ``OPTION_PANELS``."""
+        records = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                records[param.name] = record
+        panels = {"Arguments": ("paths",), **OPTION_PANELS}
+        in_panel = {name for names in panels.values() for name in names}
+        panels["Others"] = tuple(name for name in records if name not in in_panel)
+        for heading, names in panels.items():
+            with formatter.section(heading):
+                formatter.write_dl([records[name] for name in names])
 
 
 def run(

@@ -17,7 +17,8 @@ def run(
     sql: Annotated[
         str,
         typer.Argument(
-            help="A SELECT over events, labelled, collectives and ranks.", metavar="SQL"
+            help="A SELECT over events, labelled, collectives, ranks, budgets, cells and findings.",
+            metavar="SQL",
         ),
     ],
     *,

@@ -181,6 +181,31 @@ class StepSummary(msgspec.Struct, frozen=True):
         return replace(self, free=replace(free, budget=budget))
 
     @property
+    def free_ns(self) -> int | None:
+        """The time of a step without the profiler; None if it is not known."""
+        return None if self.free is None else self.free.time_ns
+
+    @property
+    def free_range_ns(self) -> tuple[int, int] | None:
+        """Bounds of ``free_ns``; None if it is not known."""
+        return None if self.free is None else self.free.range_ns
+
+    @property
+    def free_from(self) -> str | None:
+        """How ``free_ns`` is known: ``timed`` or ``modelled``; None if it is not."""
+        return None if self.free is None else self.free.source
+
+    @property
+    def free_budget_ns(self) -> Budget | None:
+        """Parts of a step without the profiler; None if they are not known."""
+        return None if self.free is None else self.free.budget
+
+    @property
+    def budget_ns(self) -> Budget:
+        """Parts of an ordinary step as recorded, which sum to ``time_ns``."""
+        return self.budget
+
+    @property
     def is_start_up_alone(self) -> bool:
         """Whether every step that counts is one of start-up."""
         return bool(self.start_up) and all(each.step in self.start_up for each in self.per_step)

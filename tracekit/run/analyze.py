@@ -112,7 +112,12 @@ def analyze(
     _check_options(by=by, layout=layout, gpu=gpu, changes=changes, on_damage=on_damage)
     _check_inputs(traces, store=store, resume=resume, capture=capture)
     run_input = _RunInput(
-        traces=traces, file_rank=file_rank, rules=_checked_rules(rules), on_damage=on_damage
+        traces=traces,
+        file_rank=file_rank,
+        rules=traces.rules
+        if rules is None and isinstance(traces, Trace)
+        else _checked_rules(rules),
+        on_damage=on_damage,
     )
     if store is not None:
         run_input = _through_store(

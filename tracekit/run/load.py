@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
+from tracekit._util.arguments import checked_path
+from tracekit.classify.rules import RuleBook, load_rules
 from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks
 from tracekit.report.notices import with_messages
 from tracekit.run.driver import check_on_damage, check_run, find_sources, map_sources
@@ -16,6 +19,7 @@ def load(
     *,
     ranks: RankChoice | None = None,
     file_rank: int | None = None,
+    rules: str | Path | RuleBook | None = None,
     workers: int | None = None,
     stacks: bool = False,
     on_damage: Literal["warn", "error"] = "warn",
@@ -27,6 +31,7 @@ def load(
             paths of each role by its name.
         ranks: Ranks to read; by default all.
         file_rank: Rank of a single file that does not name it.
+        rules: Rules file (or ``RuleBook``) to label with, before the built-in rules.
         workers: Number of worker processes; by default one per rank if the files are large, within
             cores and memory.
         stacks: Read Python frames too.
@@ -39,6 +44,7 @@ def load(
 
     """
     check_on_damage(on_damage)
+    book = load_rules(checked_path(rules, "rules")) if isinstance(rules, str | Path) else rules
     ranks = chosen_ranks(ranks)
     discovery = find_sources(paths, ranks=ranks, rank=file_rank)
     read = partial(read_ref, ranks=ranks, stacks=stacks, lenient=on_damage == "warn")
@@ -51,4 +57,4 @@ def load(
     run_notices = check_run(
         [span(part) for part in parts], ranks=ranks, named=isinstance(paths, Mapping)
     )
-    return Trace(tuple(parts), with_messages([*discovery.notices, *run_notices]))
+    return Trace(tuple(parts), with_messages([*discovery.notices, *run_notices]), book)

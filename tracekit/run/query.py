@@ -16,12 +16,45 @@ from tracekit.schema import COLLECTIVES, EVENTS, LABELLED
 from tracekit.store.files import Store, holds_recordings, open_store
 
 QUERY_TABLES = {
-    "events": "every event of every rank, columns as in tracekit.schema.EVENTS; of several roles also role",
-    "labelled": "GPU events with label, pass, module and evidence, columns as in tracekit.schema.LABELLED",
+    "events": "every event of every rank, columns as in tracekit.schema.EVENTS, and duration_ns and group_name; of "
+    "several roles also role",
+    "labelled": "GPU events with label, pass, module and evidence, columns as in tracekit.schema.LABELLED, and "
+    "duration_ns, group_name and pass_name",
     "collectives": "dumps and logs of the whole run, columns as in tracekit.schema.COLLECTIVES; empty without any",
     "ranks": "one row per rank: rank, rows, start_ns, end_ns, path, reader, world_size, device",
+    "budgets": "where the time of each rank and step went, columns of the analysis' table budget",
+    "cells": "pipeline cells beside their ideal, columns of the analysis' table cells; empty without a pipeline",
+    "findings": "what costs time: number, code, text, advice, cost_ns, share, saves_ns, certain, ranks, steps",
 }
 """Tables that SQL can name, and their contents."""
+ADDED_COLUMNS = {
+    "events": {
+        "duration_ns": "end_ns - start_ns",
+        "group_name": '"group"',
+    },
+    "labelled": {
+        "duration_ns": "end_ns - start_ns",
+        "group_name": '"group"',
+        "pass_name": '"pass"',
+    },
+}
+"""Columns that the tables have beside the stored ones, by their SQL: ``group`` is a word of SQL."""
+TABLES_OF_ANALYSIS = ("budgets", "cells", "findings")
+"""Tables that are those of the store's analysis, which is made only if one of them is named."""
+FINDING_ROWS = pl.Schema(
+    {
+        "number": pl.Int64(),
+        "code": pl.String(),
+        "text": pl.String(),
+        "advice": pl.String(),
+        "cost_ns": pl.Int64(),
+        "share": pl.Float64(),
+        "saves_ns": pl.Int64(),
+        "certain": pl.String(),
+        "ranks": pl.List(pl.Int64()),
+        "steps": pl.List(pl.Int64()),
+    }
+)
 
 
 def query(store: str | Path, sql: str) -> pl.DataFrame:
@@ -40,11 +73,23 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
     except ImportError:
         raise OptionError("query needs DuckDB", hint="pip install 'tracekit-ml[sql]'") from None
     sql = checked_text(sql, "sql")
-    tables = _tables(open_store(store))  # a damaged store is refused before DuckDB starts
+    opened_store = open_store(store)
+    tables = _tables(opened_store)  # a damaged store is refused before DuckDB starts
+    if any(_names_table(sql, name) for name in TABLES_OF_ANALYSIS):
+        tables |= _tables_of_analysis(opened_store)
     connection = duckdb.connect(":memory:")
     try:
         for name, table in tables.items():
-            connection.register(name, table)
+            if name not in ADDED_COLUMNS:
+                connection.register(name, table)
+                continue
+            connection.register(f"stored_{name}", table)
+            columns = ["*"]
+            for column, expression in ADDED_COLUMNS[name].items():
+                columns.append(f"{expression} AS {column}")
+            connection.execute(
+                f"CREATE VIEW {name} AS SELECT {', '.join(columns)} FROM stored_{name}"
+            )
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         answer: pl.DataFrame = connection.sql(sql).pl()
@@ -69,12 +114,39 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
 
 def _columns_named(sql: str, tables: Mapping[str, Any]) -> str:
     """Return the columns of the tables that *sql* names; of all if it names none."""
-    named = [name for name in QUERY_TABLES if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
-    columns = [
-        f"columns of {name}: {', '.join(tables[name].schema.names)}"
-        for name in named or QUERY_TABLES
-    ]
-    return "; ".join(columns)
+    named = [name for name in tables if _names_table(sql, name)]
+    descriptions = []
+    for name in named or tables:
+        columns = [*tables[name].schema.names, *ADDED_COLUMNS.get(name, ())]
+        descriptions.append(f"columns of {name}: {', '.join(columns)}")
+    return "; ".join(descriptions)
+
+
+def _names_table(sql: str, name: str) -> bool:
+    """Return whether *sql* may read a table.
+
+    >>> _names_table("select text from Findings", "findings"), _names_table("select 1", "findings")
+    (True, False)
+    """
+    return re.search(rf"\b{name}\b", sql, re.IGNORECASE) is not None
+
+
+def _tables_of_analysis(store: Store) -> dict[str, Any]:
+    """Return the tables of the store's analysis by their name in SQL."""
+    from tracekit.pipeline.against_ideal.comparison import CELLS_WITH_IDEAL
+    from tracekit.run.analyze import analyze
+
+    analysis = analyze(store.path)
+    findings = []
+    for number, finding in enumerate(analysis.findings, start=1):
+        row = {name: getattr(finding, name) for name in FINDING_ROWS if name != "number"}
+        findings.append({**row, "number": number})
+    cells = analysis.tables["cells"] if "cells" in analysis.tables else CELLS_WITH_IDEAL.to_frame()
+    return {
+        "budgets": analysis.tables["budget"].to_arrow(),
+        "cells": cells.to_arrow(),
+        "findings": pl.DataFrame(findings, schema=FINDING_ROWS).to_arrow(),
+    }
 
 
 _CAST_IT = "cast it to another type, for instance with ::VARCHAR"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ import polars as pl
 from tracekit._util.notebook import html_table
 from tracekit._util.text import listing
 from tracekit.classify.classify_events import classify_rank
+from tracekit.classify.rules import RuleBook
 from tracekit.errors import Notice, OptionError
 from tracekit.parsers.rank_numbers import unknown_rank_error
 from tracekit.schema import EVENTS, GPU_KINDS, LABELLED, MEMORY, RankEvents, Source
@@ -36,6 +37,8 @@ class Trace:
     after the other."""
     notices: tuple[Notice, ...] = ()
     """Notices about files and ranks that are damaged, missing or were left out."""
+    rules: RuleBook | None = None
+    """Rules that its events are labelled with, before the built-in ones."""
 
     @cached_property
     def events(self) -> pl.DataFrame:
@@ -46,15 +49,16 @@ class Trace:
     def labelled(self) -> pl.DataFrame:
         """The GPU events of all ranks with their labels (columns: ``tracekit.schema.LABELLED``).
 
-        Each process is labelled by its own events, with the built-in rules; for rules of your own:
-        ``tracekit.classify(trace.events, rules=...)``.
+        Each process is labelled by its own events, with the rules that it was loaded with and the
+        built-in ones.
 
         >>> from tracekit import load
         >>> trace = load("sample_traces/reload", ranks=[0, 1])
         >>> trace.labelled.filter(label="reload")["rank"].value_counts(sort=True).rows()
         [(0, 8), (1, 8)]
         """
-        return pl.concat([LABELLED.to_frame(), *(classify_rank(part) for part in self.parts)])
+        labelled = [classify_rank(part, rules=self.rules) for part in self.parts]
+        return pl.concat([LABELLED.to_frame(), *labelled])
 
     @cached_property
     def memory(self) -> pl.DataFrame:
@@ -87,7 +91,8 @@ class Trace:
             raise OptionError(
                 f"there is no role {name!r}", hint=f"there are: {', '.join(self.roles) or 'none'}"
             )
-        return Trace(tuple(part for part in self.parts if part.source.role == name), self.notices)
+        parts = tuple(part for part in self.parts if part.source.role == name)
+        return replace(self, parts=parts)
 
     def rank(self, rank: int) -> RankEvents:
         """Return one rank's events and source.

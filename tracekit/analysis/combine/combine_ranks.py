@@ -70,6 +70,7 @@ from tracekit.pipeline.reconstruct.parallel_groups import split_layout
 from tracekit.pipeline.reconstruct.stalls import LANES
 from tracekit.roles.weight_updates import UpdateProcess
 from tracekit.roles.weight_updates.summary import summarize_longest_update
+from tracekit.schema import LABELS
 
 LABELS_OF_TRAINING_ALONE = frozenset({"dgrad", "wgrad", "backward", "optimizer"})
 """Labels of work that only training does."""
@@ -537,7 +538,7 @@ def run_tables(
     return {
         "steps": lambda: _of_ranks(ranks, "steps"),
         "budget": lambda: _budget_table(results),
-        "labels": lambda: _window_and_steps(ranks, "labels"),
+        "labels": lambda: _label_table(ranks),
         "hidden": lambda: _window_and_steps(ranks, "hidden"),
         "copies": lambda: _of_ranks(ranks, "copies").insert_column(
             1, pl.lit(None, pl.Int64).alias("step")
@@ -616,6 +617,18 @@ def _window_and_steps(ranks: Sequence[RankTables], name: str) -> pl.DataFrame:
             by_step: pl.DataFrame = getattr(rank.by_step, name)
             numbered = by_step.join(steps, on="part", how="left", maintain_order="left")
             frames.append(numbered.select(number, "step", pl.exclude("part", "step")))
+    return pl.concat(frames)
+
+
+def _label_table(ranks: Sequence[RankTables]) -> pl.DataFrame:
+    """Return the time of each label by rank and step: no row is the sum of others."""
+    frames = []
+    for rank in ranks:
+        steps = rank.steps.select("step").with_row_index("part").cast({"part": pl.Int64})
+        labels = rank.by_step.labels.filter(pl.col("label").cast(pl.String).is_in(LABELS))
+        numbered = labels.join(steps, on="part", how="left", maintain_order="left")
+        number = pl.lit(rank.source.rank, pl.Int32).alias("rank")
+        frames.append(numbered.select(number, "step", pl.exclude("part", "step")))
     return pl.concat(frames)
 
 

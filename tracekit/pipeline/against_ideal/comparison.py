@@ -190,6 +190,16 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
         return self.head.gap_ns
 
     @property
+    def measured(self) -> documents.Makespan:
+        """The pipeline as it ran: its makespan, and the share of ranks × makespan outside of cells."""
+        return documents.Makespan(self.head.measured_ns, self.head.measured_bubble)
+
+    @property
+    def ideal(self) -> documents.Makespan:
+        """The ideal, simulated from the durations of the run's own cells."""
+        return documents.Makespan(self.head.ideal_ns, self.head.ideal_bubble)
+
+    @property
     def cells(self) -> pl.DataFrame:
         """Cells of all pipelines and steps with their ideal times (``CELLS_WITH_IDEAL``)."""
         return cells_with_ideal(self.all)
@@ -206,8 +216,8 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
             microbatches=self.microbatches,
             virtual=self.virtual,
             ranks=head.orders(),
-            measured=documents.Makespan(head.measured_ns, head.measured_bubble),
-            ideal=documents.Makespan(head.ideal_ns, head.ideal_bubble),
+            measured=self.measured,
+            ideal=self.ideal,
             gap_ns=head.gap_ns,
             exact=self.exact,
             ambiguous_with=self.ambiguous_with,
