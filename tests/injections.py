@@ -23,12 +23,13 @@ NAMES = (
     "\r\n::add-mask::x",
     "$(touch PWNED)",
     "!--<script>",
+    "a\N{HANGUL FILLER}\N{HALFWIDTH HANGUL FILLER}b\N{VARIATION SELECTOR-16}\N{VARIATION SELECTOR-17}c\u200bd",
 )
 
 
 def trace(rank, *, scale=1):
     """Return a trace of two steps whose kernels, operators, groups, devices and keys are called so."""
-    events, t, c = [], 1000, 0
+    events, t, c = [], 1000 + rank, 0  # no two ranks have the same times
     for step in (2, 3):
         events.append(
             _event("user_annotation", f"ProfilerStep#{step}", t - 5, len(NAMES) * 200 + 400)

@@ -1,6 +1,6 @@
 """``python -m tracekit``: the command line, where its folder is not on the PATH."""
 
-from tracekit.cli import main
+from tracekit_start import main
 
 if __name__ == "__main__":
     main()

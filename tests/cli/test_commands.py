@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -78,21 +80,59 @@ def test_bad_input_is_one_line_and_exit_code_2(run_command, samples, tmp_path, c
 @pytest.mark.parametrize(
     ("words", "code", "closed"),
     [
-        (["schedule", "--list"], 0, ">&-"),
-        (["schedule", "--list"], 0, "<&- >&- 2>&-"),
+        (["schedule", "--list"], 2, ">&-"),
+        (["schedule", "--list"], 2, "<&- >&- 2>&-"),
+        (["schedule", "--list"], 0, "<&- 2>&-"),
         (["doctor", "no"], 2, "2>&-"),
         (["doctor", "no"], 2, ">&-"),
     ],
 )
-def test_closed_standard_streams_change_no_exit_code(words, code, closed):
-    """Without a stream of its own on descriptor 2, a file that is opened later would get it."""
+def test_closed_standard_streams(words, code, closed):
+    """A result that nobody can get is an error.
+
+    Without a stream of its own on descriptor 2, a file that is opened later would get it.
+    """
     command = shlex.join([sys.executable, "-m", "tracekit", *words])
     out = subprocess.run(
         ["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, check=False
     )
     assert out.returncode == code
-    assert out.stdout == ""
-    assert bool(out.stderr) == (code == 2 and closed == ">&-")
+    assert bool(out.stdout) == (">&-" not in closed.replace("2>&-", "") and words[0] == "schedule")
+    assert len(out.stderr.splitlines()) == (closed == ">&-")
+
+
+def test_a_terminal_without_columns_has_the_usual_width(run_command, samples, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "0")
+    shown = run_command("analyze", samples / "reload", "--schedule", "none")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run_command("analyze", samples / "reload", "--schedule", "none").stdout == shown.stdout
+
+
+@pytest.mark.parametrize("after_s", [0.02, 0.1, 0.3, 0.5, 0.8])
+def test_an_interrupt_while_modules_are_imported_is_one_line(after_s):
+    begin = "import tracekit_start, os; os.write(1, b'x'); tracekit_start.main()"
+    command = [sys.executable, "-c", begin, "mcp", "--help"]
+    running = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509  # as at a terminal
+    )
+    assert running.stdout.read(1) == "x"
+    time.sleep(after_s)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate()
+    assert (running.returncode, err) in [(130, "interrupted\n"), (0, "")]
+
+
+def test_what_is_no_store_is_one_line_of_query(tmp_path):
+    """DuckDB, loaded for nothing, would list what it leaves behind."""
+    command = [sys.executable, "-m", "tracekit", "query", str(tmp_path / "none"), "select 1"]
+    out = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert out.returncode == 2
+    assert len(out.stderr.splitlines()) == 1
 
 
 def test_workers_need_no_standard_error(samples):

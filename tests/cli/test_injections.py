@@ -20,7 +20,8 @@ from tracekit import cli
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
 CONTROL = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029\ud800-\udfff"
+    "\u115f\u1160\u3164\uffa0\ufe00-\ufe0f\U000e0100-\U000e01ef\u200b-\u200d]"
 )
 
 

@@ -16,6 +16,7 @@ _EXPLANATIONS: dict[int, tuple[str, str]] = {
     errno.EPERM: ("permission denied", _CHECK_PERMISSIONS),
     errno.ENOMEM: ("memory ran out", "use fewer workers (--workers 1), or fewer ranks (--ranks)"),
     errno.EMFILE: ("too many files are open", "raise the limit: ulimit -n"),
+    errno.EBADF: ("it is closed", "open it (`> FILE`, `> /dev/null`), or write the result with -o"),
     errno.EIO: ("the disk or network failed", "try again, or copy the files first"),
     errno.ESTALE: ("the file went away on its server", "try again, or copy the files first"),
 }

@@ -6,6 +6,7 @@ an unknown value as ``–``. A value other than zero is never rounded to zero.
 """
 
 import difflib
+import json
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -184,16 +185,16 @@ def record_again(reader: str) -> str:
 def terminal(text: object) -> str:
     r"""Return text as one line for a terminal, runs of white space as one space, control characters escaped.
 
-    >>> terminal("a\x1b[31mb\nc"), terminal("\N{RIGHT-TO-LEFT OVERRIDE}x")
-    ('a\\x1b[31mb c', '\\u202ex')
+    >>> terminal("a\x1b[31mb\nc"), terminal("\N{RIGHT-TO-LEFT OVERRIDE}x"), terminal("\N{HANGUL FILLER}")
+    ('a\\x1b[31mb c', '\\u202ex', '\\u3164')
     """
     line = " ".join(str(text).split())
     if line.isascii() and line.isprintable():
         return line
     shown = []
     for character in line:
-        is_control = unicodedata.category(character)[0] == "C"
-        shown.append(repr(character)[1:-1] if is_control else character)
+        is_invisible = unicodedata.category(character)[0] == "C" or ord(character) in _VISIBLE_SIGNS
+        shown.append(ascii(character)[1:-1] if is_invisible else character)
     return "".join(shown)
 
 
@@ -228,10 +229,24 @@ def json_text(text: str) -> str:
     '{"name": "é\\u009b\\ud800", "ranks": "#\\u0023[group]"}'
     """
     # ``translate`` takes 15 times as long.
-    escaped = _INVISIBLE_SIGN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    escaped = _INVISIBLE_SIGN.sub(lambda match: json.dumps(match[0])[1:-1], text)
     return BUILD_COMMAND.sub(r"#\\u0023", escaped) if "##" in escaped else escaped
 
 
+_BLANK = (
+    *(0xAD, 0x34F, 0xFEFF),  # soft hyphen, joiners
+    *(0x115F, 0x1160, 0x3164, 0xFFA0),  # Hangul fillers, which count as letters
+    *(0x17B4, 0x17B5),
+    *range(0x180B, 0x1810),
+    *range(0x200B, 0x200E),  # without width
+    *range(0x2060, 0x2066),
+    *range(0x206A, 0x2070),
+    *(*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)),  # variation selectors
+    *range(0xFFF9, 0xFFFC),
+    *range(0x1D173, 0x1D17B),
+    *range(0xE0000, 0xE0080),  # tags
+)
+"""Characters that nothing is shown of, in which a name can hide text or pass for another."""
 _INVISIBLE = (
     *range(0x7F, 0xA0),  # control characters
     # Marks that change the writing direction.
@@ -243,9 +258,10 @@ _INVISIBLE = (
         *range(0x2066, 0x206A),
     ),
     *(0x2028, 0x2029),  # line and paragraph separators
+    *_BLANK,
     *range(0xD800, 0xE000),  # surrogates, which no file can hold
 )
-"""Characters above ASCII that a terminal would obey instead of showing them."""
+"""Characters above ASCII that a terminal would obey, or show nothing of."""
 _VISIBLE_SIGNS = dict.fromkeys(_INVISIBLE, "\N{REPLACEMENT CHARACTER}") | {
     0x7F: "\N{SYMBOL FOR DELETE}"
 }

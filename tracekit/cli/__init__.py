@@ -133,6 +133,7 @@ def main() -> NoReturn:
     prepare_streams()
     try:
         code = make_app()(standalone_mode=False)
+        sys.stdout.flush()
     except TracekitError as error:
         code = _print_error(error)
     except (KeyboardInterrupt, typer.Abort):
@@ -141,7 +142,9 @@ def main() -> NoReturn:
         discard_stdout()
         code = 0
     except OSError as error:
-        error.filename = error.filename or "standard output"
+        if error.filename is None:
+            error.filename = "standard output"
+            discard_stdout()  # else Python tries again as it ends, and fails with an exit code of its own
         code = _print_error(as_tracekit_error(error))
     except Exception as error:
         # typer's errors of usage, which share no public base class.

@@ -68,15 +68,17 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
     >>> query(store.path, "select rank, count(*) from labelled where label = 'reload' group by 1 order by 1").rows()
     [(0, 8), (1, 8)]
     """
+    sql = checked_text(sql, "sql")
+    # What is no store, or damaged, is refused before DuckDB is there, which names what it leaves behind when it
+    # was loaded for nothing.
+    opened_store = open_store(store)
+    tables = _tables(opened_store)
+    if any(_names_table(sql, name) for name in TABLES_OF_ANALYSIS):
+        tables |= _tables_of_analysis(opened_store)
     try:
         duckdb: Any = importlib.import_module("duckdb")
     except ImportError:
         raise OptionError("query needs DuckDB", hint="pip install 'tracekit-ml[sql]'") from None
-    sql = checked_text(sql, "sql")
-    opened_store = open_store(store)
-    tables = _tables(opened_store)  # a damaged store is refused before DuckDB starts
-    if any(_names_table(sql, name) for name in TABLES_OF_ANALYSIS):
-        tables |= _tables_of_analysis(opened_store)
     connection = duckdb.connect(":memory:")
     try:
         for name, table in tables.items():

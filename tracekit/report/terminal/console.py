@@ -18,14 +18,16 @@ def prepare_streams() -> None:
     """Make standard output and error safe to write to.
 
     A stream that was closed (``2>&-``) is connected to the null device; otherwise the next file to
-    be opened would get its descriptor. Characters that a stream's encoding does not have are
-    written in ASCII.
+    be opened would get its descriptor. Of standard output that is for reading, so that a result nobody
+    can get is an error. Characters that a stream's encoding does not have are written in ASCII.
     """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    flags = {"stdin": os.O_RDONLY, "stdout": os.O_RDONLY, "stderr": os.O_WRONLY}
+    for name, flag in flags.items():
         if getattr(sys, name) is None:
-            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115  # open until the process ends
-            os.set_inheritable(stream.fileno(), True)  # worker processes need it as well
-            setattr(sys, name, stream)
+            descriptor = os.open(os.devnull, flag)
+            os.set_inheritable(descriptor, True)  # worker processes need it as well
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(descriptor, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

@@ -12,6 +12,8 @@ from tracekit.report.text import in_ci_job, without_ci_commands
 MIN_WIDTH = 76
 """Columns that the tables need: in a narrower terminal lines wrap, and no number or name is cut
 off."""
+DEFAULT_WIDTH = 80
+"""Columns of a terminal that says it has none (``COLUMNS=0``)."""
 
 
 class Screen(Console):
@@ -29,6 +31,7 @@ class Screen(Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
         width, height = self.size
+        width = width or DEFAULT_WIDTH
         self.columns = width
         """Columns that there really are; tables take ``MIN_WIDTH`` at least."""
         # Asked once instead of for every table.
