@@ -11,8 +11,9 @@ import polars as pl
 import pytest
 from msgspec import structs
 
+from tracekit._util.text import percent
 from tracekit.diffs.samples import make_samples
-from tracekit.diffs.scalars import prometheus
+from tracekit.diffs.scalars import prometheus, scalars
 from tracekit.diffs.watch_line import line, run_of
 from tracekit.errors import InputError
 from tracekit.run.watch import SETTLED_S, watch
@@ -136,6 +137,36 @@ def test_a_watched_folder_with_hostile_files_ends_and_each_is_one_line(tmp_path)
     lines = [line(recording) for recording in watch(tmp_path, idle_s=0)]
     assert any("::error::rank0.json: is not a trace" in text for text in lines)
     assert not [text for text in lines if "\n" in text or "\x1b" in text]
+
+
+def test_of_a_damaged_recording_the_last_good_figures_stay(tmp_path, run_command):
+    whole = (STEPS / "a" / "rank0.pt.trace.json.gz").read_bytes()
+    figures = tmp_path / "figures.prom"
+    (tmp_path / "runs").mkdir()
+    good, cut = (tmp_path / "runs" / name for name in ("1-rank0.json.gz", "2-rank0.json.gz"))
+    good.write_bytes(whole)
+    aged(good, 60)
+    words = ["watch", tmp_path / "runs", "--idle", "0", "--prometheus", figures]
+    assert "damaged" not in run_command(*words).stdout
+    before = figures.read_text()
+    cut.write_bytes(whole[: len(whole) * 2 // 3])
+    aged(cut, 30)
+    _, line_of_cut = run_command(*words).stdout.splitlines()
+    assert "damaged, its figures are not used" in line_of_cut
+    assert "compute" not in line_of_cut
+    assert figures.read_text() == before
+
+
+def test_the_line_and_the_figures_have_one_base():
+    """Shares in the line are of the recorded step, as are the figures; both name the step without the profiler."""
+    [landed] = [one for one in watch(STEPS, idle_s=0) if one.name == "a"]
+    figures = scalars(landed.analysis)
+    budget = landed.analysis.step.budget
+    share = f"compute {percent(budget.compute_ns, budget.span_ns)}"
+    assert share in line(landed)
+    assert figures["tracekit/step_ms"] == landed.analysis.step.time_ns / 1e6
+    free = landed.analysis.step.free
+    assert figures.get("tracekit/free_step_ms") == (None if free is None else free.time_ns / 1e6)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):

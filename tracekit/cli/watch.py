@@ -33,13 +33,14 @@ def run(
 ) -> None:
     """Analyse each recording as it lands and print one line.
 
-    One that is slower than the first is marked.
+    One that is slower than the first is marked. Of a damaged one only the line says so: files keep the last good
+    figures.
     """
     from tracekit._util.files import check_output_path
     from tracekit.diffs.history import history_point
     from tracekit.diffs.scalars import json_line, scalars
     from tracekit.diffs.scalars import prometheus as prometheus_text
-    from tracekit.diffs.watch_line import line, run_of, verdict_of
+    from tracekit.diffs.watch_line import damage_of, line, run_of, verdict_of
     from tracekit.report.html.history import add_to_history, check_history, write_report
     from tracekit.report.write import write_file
     from tracekit.run.watch import watch
@@ -50,13 +51,15 @@ def run(
         check_history(output)
     first = None
     for recording in watch(folder, every_s=every, idle_s=idle, critical_path=output is not None):
-        figures = scalars(recording.analysis) if recording.analysis is not None else {}
+        is_damaged = bool(damage_of(recording))
+        analysis = None if is_damaged else recording.analysis
+        figures = {} if analysis is None else scalars(analysis)
         if prometheus is not None and figures:
             write_file(prometheus, prometheus_text(figures) + "\n")
-        run = run_of(recording)
-        if output is not None and recording.analysis is not None and run is not None:
+        run = None if is_damaged else run_of(recording)
+        if output is not None and analysis is not None and run is not None:
             time_s = recording.modified_s
-            report = write_report(recording.analysis, output, recording.name)
+            report = write_report(analysis, output, recording.name)
             verdict = verdict_of(run, first)
             add_to_history(
                 output, [history_point(run, time_s=time_s, report=report, verdict=verdict)]

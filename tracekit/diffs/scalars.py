@@ -12,18 +12,22 @@ from tracekit.report.write import document_of
 
 
 def scalars(analysis: Analysis) -> dict[str, float]:
-    """Return the metrics of the gate for a run, at the levels that the gate compares.
+    """Return the metrics of the gate for a run, at the levels that the gate compares, and its free step.
 
-    Unknown metrics are left out.
+    They are of the run as recorded, but for ``free_step_ms``: the step without the profiler. Unknown ones are left out.
 
     >>> from tracekit import analyze
     >>> values = scalars(analyze("sample_traces/reload", schedule="none"))
     >>> sorted(name for name in values if "overlap" in name)[:2]
     ['tracekit/overlap.broadcast', 'tracekit/overlap.communication']
     """
-    run = from_analysis(document_of(analysis), name="run")
+    document = document_of(analysis)
+    run = from_analysis(document, name="run")
     names = sorted(run.metric_names)
-    return without_none({f"tracekit/{name}": centre_of_runs([run], name) for name in names})
+    levels = {f"tracekit/{name}": centre_of_runs([run], name) for name in names}
+    free_ns = document.step.free_ns
+    levels["tracekit/free_step_ms"] = None if free_ns is None else free_ns / 1e6
+    return without_none(levels)
 
 
 def json_line(values: Mapping[str, float]) -> str:

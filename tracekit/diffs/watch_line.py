@@ -4,10 +4,11 @@ from tracekit._util.text import counted, ms, percent, terminal
 from tracekit.analysis import Analysis
 from tracekit.diffs.load_runs import Side
 from tracekit.diffs.run_gate import GateResult, gate
-from tracekit.diffs.run_samples import from_analysis
+from tracekit.diffs.run_samples import DAMAGE_NOTICES, from_analysis
 from tracekit.diffs.runs import Run
-from tracekit.errors import InputError
+from tracekit.errors import InputError, Notice
 from tracekit.report.findings import finding_in_a_log, shown_findings
+from tracekit.report.notices import notice_sentence
 from tracekit.report.step_words import free_step_words
 from tracekit.report.view.ranks import Pace
 from tracekit.report.view.stragglers import late_rank, late_rows
@@ -21,6 +22,13 @@ def run_of(recording: WatchedRecording) -> Run | None:
     return from_analysis(recording.analysis.to_document(), name=recording.name)
 
 
+def damage_of(recording: WatchedRecording) -> list[Notice]:
+    """Return the notices of a recording of which a part is lost; the gate decides on none of these."""
+    if recording.analysis is None:
+        return []
+    return [notice for notice in recording.analysis.notices if notice.code in DAMAGE_NOTICES]
+
+
 def line(recording: WatchedRecording, *, first: Run | None = None) -> str:
     """Return the step time, budget and first finding of a recording, and whether it is slower than the *first* one."""
     name = terminal(recording.name)
@@ -30,12 +38,15 @@ def line(recording: WatchedRecording, *, first: Run | None = None) -> str:
         name = f"{name} (read again, a file has changed)"
     if analysis is None or run is None:
         return f"{name}: {terminal(recording.error)}"
+    if damage := damage_of(recording):
+        return f"{name}: damaged, its figures are not used: {terminal(notice_sentence(damage[0]))}"
     total = analysis.total
-    budget = analysis.step.shown_budget
+    budget = analysis.step.budget
+    of_recorded = "of the recorded step " if analysis.step.profiler_ns else ""
     step_pace = Pace(analysis)
     parts = [
         f"step {free_step_words(analysis.step) or ms(step_pace.ns)} ({counted(step_pace.steps, 'step')})",
-        f"compute {percent(budget.compute_ns, budget.span_ns)}",
+        f"{of_recorded}compute {percent(budget.compute_ns, budget.span_ns)}",
         f"exposed {percent(sum(budget.exposed_ns.values()), budget.span_ns)}",
     ]
     if total.idle_known:
