@@ -23,6 +23,7 @@ NOTHING = {
     "fragmented_bytes": 0,
     "other_streams_bytes": 0,
     "private_pools_bytes": 0,
+    "limit_bytes": None,
 }
 CONTENTS = pl.DataFrame(
     schema={"category": pl.String, "module": pl.String, "stack": pl.Int64, "bytes": pl.Int64}
@@ -65,7 +66,10 @@ def remedies_of(monkeypatch, *, cause="model", bucket_bytes=0, expandable=False,
             {"repeated": [SimpleNamespace(function=name, bytes=400, calls=4) for name in "abc"]},
             [("recompute", 300, False, "a"), ("recompute", 300, False, "b")],
         ),
-        ({"cause": "limit", "leaked_bytes": 900}, [("raise_limit", None, None, None)]),
+        (
+            {"limit_bytes": 1_000, "leaked_bytes": 900},
+            [("raise_limit", None, None, None), ("stop_leak", 900, False, None)],
+        ),
         ({"cause": "request", "leaked_bytes": 900}, [("smaller_request", 1_000, True, None)]),
     ],
 )  # fmt: skip
@@ -162,6 +166,8 @@ USED_UP = {
     "private_pools_bytes": 0,
     "outside_bytes": None,
     "by_category": {"weights": 600, "activations": 300},
+    "limit_bytes": None,
+    "copied": None,
 }
 
 
@@ -170,7 +176,8 @@ USED_UP = {
     [
         ({}, "weights"),
         ({"by_category": {}}, "other"),
-        ({"device_free_bytes": 100}, "limit"),
+        ({"device_free_bytes": 100, "limit_bytes": 1_000}, "weights"),
+        ({"device_free_bytes": 100, "limit_bytes": 1_000, "by_category": {}}, "limit"),
         ({"device_free_bytes": 99}, "weights"),
         ({"device_free_bytes": None}, "weights"),
         ({"needed_bytes": 10_001}, "request"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 import tracekit
@@ -124,8 +126,88 @@ def test_a_limit_of_the_process_is_told_from_a_full_gpu(tmp_path):
     gpu = Allocator(GB, limit=500 * MIB)
     assert Training(gpu, layers=6).run(3)
     found = failure(gpu, tmp_path)
-    assert (found.cause, found.missing_bytes) == ("limit", 0)
-    assert [remedy.code for remedy in found.remedies] == ["raise_limit"]
+    card = Allocator(500 * MIB)
+    assert Training(card, layers=6).run(3)
+    full = failure(card, tmp_path)
+    # The limit is taken for the card: the same cause and remedies, and to raise it comes last.
+    assert (found.cause, found.by_category) == (full.cause, full.by_category)
+    *others, last = found.remedies
+    assert {remedy.code for remedy in others} == {remedy.code for remedy in full.remedies}
+    assert last.code == "raise_limit"
+    assert full.limit_bytes is None
+    assert found.reserved_bytes <= found.limit_bytes < found.reserved_bytes + found.needed_bytes
+    # Who knows the limit may say it.
+    named = failure(gpu, tmp_path, gpu_memory_gb=500 * MIB / 1e9)
+    assert named.limit_bytes == 500 * MIB
+    assert named.missing_bytes == named.reserved_bytes + named.needed_bytes - 500 * MIB
+
+
+LOSS = [frame("to_float", "loss.py", 4), frame("step", "train.py", 7)]
+HEAD = [frame("forward", "head.py", 3), frame("step", "train.py", 7)]
+
+
+def test_a_copy_in_a_wider_type_is_called_so(tmp_path):
+    """Logits of 256 MiB in bfloat16 have room, their copy in float32 has none."""
+    gpu = Allocator(GB)
+    gpu.alloc(300 * MIB, LOAD)
+    gpu.alloc(256 * MIB, HEAD)
+    with pytest.raises(OutOfMemoryError):
+        gpu.alloc(512 * MIB, LOSS)
+    found = failure(gpu, tmp_path)
+    assert found.cause == "float32_copy"
+    assert (found.copied.bytes, found.copied.line) == (256 * MIB, "head.py:3 forward")
+    assert found.remedies[0].code == "loss_in_pieces"
+    (finding,) = measured(gpu, tmp_path).findings
+    assert "float32 copy of 268.4 MB made at head.py:3 forward" in finding.text
+    # A request of another size is none.
+    gpu = Allocator(GB)
+    gpu.alloc(300 * MIB, LOAD)
+    gpu.alloc(256 * MIB, HEAD)
+    with pytest.raises(OutOfMemoryError):
+        gpu.alloc(600 * MIB, LOSS)
+    assert failure(gpu, tmp_path).copied is None
+
+
+def test_a_cache_that_grows_by_copying_is_one_and_activations_are_not(tmp_path):
+    """Keys of four layers, each replaced in every step by one that is 8 MiB longer."""
+    grow = [frame("update", "cache.py", 12), frame("forward", "model.py", 25)]
+    gpu = Allocator(GB)
+    cache = [gpu.alloc(8 * MIB, grow) for _ in range(4)]
+    with contextlib.suppress(OutOfMemoryError):
+        for length in range(2, 100):
+            for layer in range(4):
+                longer = gpu.alloc(8 * length * MIB, grow)
+                gpu.free(cache[layer])
+                cache[layer] = longer
+    found = failure(gpu, tmp_path)
+    assert set(found.by_category) == {"cache"}
+    assert "preallocate" in {remedy.code for remedy in found.remedies}
+    # Activations of longer and longer inputs go before the next ones are made.
+    gpu = Allocator(GB)
+    with contextlib.suppress(OutOfMemoryError):
+        for length in range(1, 100):
+            activations = [gpu.alloc(8 * length * MIB, grow) for _ in range(4)]
+            for block in activations:
+                gpu.free(block)
+    assert "cache" not in failure(gpu, tmp_path).by_category
+
+
+def test_what_one_line_left_behind_from_several_places_is_one_leak(tmp_path):
+    """Each step keeps two blocks, made in two places below the loop."""
+    gpu = Allocator(GB)
+    training = Training(gpu, layers=4)
+    loop = frame("main", "train.py", 3)
+
+    def leave(_):
+        gpu.alloc(4 * MIB, [frame("forward", "a.py", 1), loop])
+        gpu.alloc(2 * MIB, [frame("loss", "b.py", 7), loop])
+
+    for step in range(8):
+        training.run(1)
+        leave(step)
+    contents = measured(gpu, tmp_path).to_document().snapshots[0].contents
+    (leak,) = [leak for leak in contents.leaks if leak.places > 1]
+    assert (leak.line, leak.places, leak.bytes_per_step) == ("train.py:3 main", 2, 6 * MIB)
 
 
 def test_a_request_larger_than_the_gpu_is_its_own_cause(tmp_path):

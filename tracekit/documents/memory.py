@@ -123,6 +123,8 @@ class MemoryLeak(Struct, frozen=True):
     """Left behind by a step."""
     steps: tuple[int, ...]
     """Steps that left something behind."""
+    places: int = 1
+    """Lines that allocated it; of several, the line above is the innermost that all of them were called from."""
 
 
 class MemoryFragmentation(Struct, frozen=True):
@@ -167,7 +169,7 @@ class MemoryRemedy(Struct, frozen=True):
     """What would have made memory for a request that failed."""
 
     code: str
-    """stop_leak, expandable_segments, fewer_pools, end_other_processes, raise_limit,
+    """stop_leak, expandable_segments, fewer_pools, end_other_processes, raise_limit, loss_in_pieces, preallocate,
     smaller_request, smaller_microbatch, recompute, offload_activations, offload_optimizer, share_gradient_buckets
     or free_gradients."""
     bytes: int | None
@@ -178,13 +180,22 @@ class MemoryRemedy(Struct, frozen=True):
     """Function or module to recompute; null for others."""
 
 
+class CopiedBlock(Struct, frozen=True):
+    """A block in use of which a request was to be a copy in a type twice as wide."""
+
+    bytes: int
+    """Its size."""
+    line: str | None
+    """Source line that made it; null if unknown."""
+
+
 class OutOfMemory(Struct, frozen=True):
     """The last request that failed, the memory at that moment, and what would have made it fit."""
 
     cause: str
-    """limit (as much was free on the GPU), request (larger than all there is), leak, fragmentation,
-    other_pools (free memory of other streams and private pools), other_processes; else what filled
-    the memory most: activations, weights, …"""
+    """request (larger than all there is), leak, fragmentation, other_pools (free memory of other streams and
+    private pools), other_processes, float32_copy (a copy in a wider type, as of logits), limit (of the process, with
+    nothing in it); else what filled the memory most: activations, weights, cache, …"""
     at_ns: int
     """Host time."""
     failures: int
@@ -194,7 +205,7 @@ class OutOfMemory(Struct, frozen=True):
     needed_bytes: int
     """Segment that the allocator asked the GPU for."""
     missing_bytes: int | None
-    """What the GPU lacked for that; null if it is not recorded what was free."""
+    """What the GPU, or the limit of the process, lacked for that at most; null if it is not recorded what was free."""
     line: str | None
     """Source line of the request; null if unknown."""
     origin: str | None
@@ -236,6 +247,10 @@ class OutOfMemory(Struct, frozen=True):
     most."""
     remedies: list[MemoryRemedy]
     """What would have made it fit, the likeliest first."""
+    limit_bytes: int | None = None
+    """What the process may reserve at least, where a limit of its own refused what the GPU had free; else null."""
+    copied: CopiedBlock | None = None
+    """The block that the request was to be a copy of; null if it was none."""
 
 
 class StepMemory(Struct, frozen=True):

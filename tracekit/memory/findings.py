@@ -73,7 +73,11 @@ def out_of_memory(rank: int | None, contents: MemoryContents) -> Finding | None:
         "leaked_bytes": failure.leaked_bytes,
         "category": category,
         "category_bytes": category_bytes,
+        "limit_bytes": failure.limit_bytes,
     }
+    if failure.copied is not None:
+        evidence["copied_bytes"] = failure.copied.bytes
+        evidence["copied_from"] = failure.copied.line
     for prefix, remedy in zip(("remedy", "second_remedy"), failure.remedies, strict=False):
         evidence[prefix] = remedy.code
         evidence[f"{prefix}_bytes"] = remedy.bytes

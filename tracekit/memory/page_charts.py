@@ -27,6 +27,7 @@ CURVE_ORDER = (
     "gradients",
     "communication",
     "program",
+    "cache",
     "activations",
     "workspace",
     "other",

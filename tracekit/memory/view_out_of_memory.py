@@ -52,7 +52,7 @@ def account_table(failure: OutOfMemory) -> Table:
         ("other processes, and CUDA itself", failure.outside_bytes or 0),
     )
     rows += [(name, count) for name, count in unusable if count]
-    if failure.device_free_bytes is not None:
+    if failure.device_free_bytes is not None and failure.limit_bytes is None:
         rows.append(("free on the GPU", failure.device_free_bytes))
     total_bytes = sum(count for _, count in rows if isinstance(count, int))
     rows.append(("sum", total_bytes))
@@ -63,7 +63,12 @@ def account_table(failure: OutOfMemory) -> Table:
     )
     cells = tuple((name, gb(count), count / max(1, total_bytes)) for name, count in rows)  # type: ignore[operator,arg-type]
     notes = []
-    if failure.capacity_bytes is None:
+    if failure.limit_bytes is not None:
+        notes.append(
+            f"a limit of this process, at least {size(failure.limit_bytes)}, is taken for the GPU's memory: "
+            f"{size(failure.device_free_bytes or 0)} were free on the GPU"
+        )
+    elif failure.capacity_bytes is None:
         notes.append(
             "the snapshot does not tell the GPU's memory (`--gpu-memory GB` does): what other "
             "processes hold is not in the sum"

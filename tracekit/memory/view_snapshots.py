@@ -73,11 +73,15 @@ def failure(document: MemoryDocument) -> OutOfMemory | None:
 def _facts_of(contents: MemoryContents) -> list[str]:
     sentences = []
     for leak in contents.leaks:
-        source = f", allocated at {leak.line}" if leak.line else ""
+        source = (
+            f", allocated {'below' if leak.places > 1 else 'at'} {leak.line}" if leak.line else ""
+        )
         sentences.append(
             f"every step leaves {size(leak.bytes_per_step)} behind{source} ({len(leak.steps)} steps)"
         )
     reserve = contents.fragmentation
+    if contents.out_of_memory is not None:
+        return sentences  # what was free in pieces when the request failed stands there
     if reserve is None or reserve.fragmented_bytes is None or not reserve.forced_segments:
         return sentences
     if reserve.fragmented_bytes >= MIN_FREE_SHARE_TO_REPORT * reserve.reserved_bytes:

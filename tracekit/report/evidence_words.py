@@ -516,6 +516,16 @@ class FindingWords:
         return f"{phase} at {line}" if line else phase
 
     @property
+    def free_then(self) -> str:
+        """What was free when a request for memory failed, and what the process was allowed."""
+        if self.evidence.get("limit_bytes") is None:
+            return f"{self['device_free_bytes']} free"
+        return (
+            f"a limit of this process (at least {self['limit_bytes']}) left no more, of "
+            f"{self['device_free_bytes']} free on the GPU"
+        )
+
+    @property
     def why_out_of_memory(self) -> str:
         """Why the request failed."""
         cause = str(self.evidence.get("cause"))
@@ -523,6 +533,10 @@ class FindingWords:
         if words is None:
             category = WORDS.memory_categories.get(cause, cause)
             return f"most of it {category} ({self['category_bytes']})"
+        if cause == "float32_copy":
+            line = self.evidence.get("copied_from")
+            made_at = "" if line is None else f" made at {line}"
+            return words.format(copied_bytes=self["copied_bytes"], copied_line=made_at)
         return words.format_map(self)
 
     @property

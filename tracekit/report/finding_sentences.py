@@ -1194,7 +1194,7 @@ def out_of_memory(words: FindingWords) -> FindingTexts:
         text=(
             f"{words.of_gpu} ran out of memory: {words['requested_bytes']} were asked "
             f"for{words.failed_in} while {words['allocated_bytes']} were in use and "
-            f"{words['device_free_bytes']} free; {words.why_out_of_memory}"
+            f"{words.free_then}; {words.why_out_of_memory}"
         ),
         advice=words.remedies or "take smaller micro-batches, or recompute activations",
     )

@@ -29,6 +29,7 @@ MEMORY_COLOURS = {
     "gradients": LABEL_COLOURS["wgrad"],
     "optimizer_state": LABEL_COLOURS["recompute"],
     "activations": LABEL_COLOURS["forward"],
+    "cache": LABEL_COLOURS["ep_combine"],
     "communication": LABEL_COLOURS["dp_comm"],
     "workspace": LABEL_COLOURS["memory"],
     "program": LABEL_COLOURS["ep_dispatch"],

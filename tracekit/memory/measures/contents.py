@@ -24,6 +24,7 @@ CATEGORIES = (
     "gradients",
     "optimizer_state",
     "activations",
+    "cache",  # grown by copying it whole each time, as `torch.cat` of keys and values does
     "communication",
     "workspace",
     "program",  # made by a line of the program outside of modules, backwards and optimizers: inputs, targets, caches
@@ -53,6 +54,11 @@ step at the latest."""
 MIN_SHARE_OF_KEPT_GRADIENTS = 0.5
 """Kept allocations of backwards, over the number of weights, above which they are gradients that
 are never freed."""
+
+MIN_SIZES_OF_A_GROWING_TENSOR = 6
+"""Sizes, each larger than those before, from which a place makes a tensor that grows."""
+MIN_SHARE_REPLACED = 0.8
+"""Share of such blocks, but for the largest, that go when the next larger one is there."""
 
 _PERSISTENT_ORIGINS = (
     "weights",
@@ -90,6 +96,7 @@ def find_purposes(
     rows = _add_host_work(replay.allocations, work)
     rows = _add_optimizer_steps(rows, optimizer_times)
     rows = rows.with_columns(_origins(rows, stacks), _made_by_program(rows, stacks))
+    rows = rows.with_columns(_grown_by_copying(rows))
     rows = _add_chunks(rows, chunks)
     rows = _add_steps(rows, step_starts, replay)
     is_older = pl.col("alloc_row").is_null()
@@ -129,6 +136,7 @@ def find_purposes(
         (origin == "weights", "weights"),
         ((origin == "optimizer") & (survives_step | is_there_for_optimizer), "optimizer_state"),
         (origin == "optimizer", "workspace"),
+        (pl.col("is_grown_by_copying"), "cache"),
         (is_library, "workspace"),
         (origin.is_in(["forward", "recompute"]) & is_freed_in_work, "workspace"),
         (origin.is_in(["forward", "recompute"]), "activations"),
@@ -173,6 +181,40 @@ def _add_optimizer_steps(rows: pl.DataFrame, times: pl.DataFrame | None) -> pl.D
     return rows.with_columns(
         is_of_optimizer=pl.Series(is_inside), lives_through_optimizer=pl.Series(begins_later)
     )
+
+
+def _grown_by_copying(rows: pl.DataFrame) -> pl.Series:
+    """Return whether each allocation is one of a tensor that is replaced again and again by a larger copy.
+
+    A place makes larger and larger blocks, and each goes when the next larger one is there, at the latest before
+    the one after that has gone. Activations go before the next ones are made.
+    """
+    indexed = rows.select("stack", "bytes", "alloc_ns", "free_ns").with_row_index("index")
+    placed = indexed.drop_nulls(["stack", "alloc_ns"]).sort("alloc_ns", maintain_order=True)
+    sizes = placed.group_by("stack", "bytes").agg(
+        first_ns=pl.col("alloc_ns").min(), last_ns=pl.col("alloc_ns").max()
+    )
+    sizes = sizes.sort("stack", "bytes").with_columns(
+        next_first_ns=pl.col("first_ns").shift(-1).over("stack"),
+        later_last_ns=pl.col("last_ns").shift(-2).over("stack"),
+        is_larger_later=(pl.col("first_ns") > pl.col("last_ns").shift(1).over("stack")).fill_null(
+            True
+        ),
+    )
+    growing = sizes.group_by("stack").agg(count=pl.len(), grows=pl.col("is_larger_later").all())
+    growing = growing.filter(pl.col("grows") & (pl.col("count") >= MIN_SIZES_OF_A_GROWING_TENSOR))
+    blocks = placed.join(growing, on="stack", how="semi").join(sizes, on=["stack", "bytes"])
+    is_replaced = (pl.col("free_ns") >= pl.col("next_first_ns")) & (
+        pl.col("later_last_ns").is_null() | (pl.col("free_ns") <= pl.col("later_last_ns"))
+    )
+    replaced = blocks.group_by("stack").agg(
+        share=is_replaced.sum() / pl.col("next_first_ns").is_not_null().sum()
+    )
+    replaced = replaced.filter(pl.col("share") >= MIN_SHARE_REPLACED)
+    grown = blocks.join(replaced, on="stack", how="semi")
+    return indexed.select(
+        is_grown_by_copying=pl.col("index").is_in(grown["index"].implode())
+    ).to_series()
 
 
 def _is_of_one_step(rows: pl.DataFrame) -> pl.Expr:

@@ -7,18 +7,25 @@ was only cached. The event carries what was free on the GPU then.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import polars as pl
 from msgspec.structs import replace
 
 from tracekit.documents.coding import rows
-from tracekit.documents.memory import MemoryRemedy, OutOfMemory, RepeatedFunction
+from tracekit.documents.memory import CopiedBlock, MemoryRemedy, OutOfMemory, RepeatedFunction
 from tracekit.memory.measures.block_sizes import MAX_SMALL_BLOCK_BYTES
 from tracekit.memory.measures.contents import bytes_by_category, contents_at, largest_lines
 from tracekit.memory.measures.fragmentation import SMALL_SEGMENT_BYTES
 from tracekit.memory.measures.free_memory import free_bytes_by_reason
 from tracekit.memory.measures.replay import Replay
-from tracekit.memory.measures.stacks import Stack, repeated_functions, source_line, stack_origin
+from tracekit.memory.measures.stacks import (
+    Stack,
+    is_compiled,
+    repeated_functions,
+    source_line,
+    stack_origin,
+)
 from tracekit.schema import MemorySnapshot
 
 LARGE_SEGMENT_BYTES = 20 << 20
@@ -37,13 +44,20 @@ MAX_REPEATED_FUNCTIONS = 5
 """Functions in a document, those whose recomputation frees most."""
 MAX_RECOMPUTED = 2
 """Functions or modules whose recomputation is proposed."""
+_CONVERSION = "_to_copy"
+"""Part of the names of C++ functions that convert a tensor into another type."""
+MIN_COPIED_BYTES = 64 << 20
+"""Size from which a request that is twice as large as a block in use may be told to be its copy."""
+MAX_ROUNDING_BYTES = 2 << 20
+"""Difference between sizes of blocks that rounding makes."""
 _DDP_FILE = "torch/nn/parallel/distributed.py"
 _COMPUTE_ORIGINS = ("forward", "backward", "recompute")
 _REMEDY_OF_CAUSE = {
     "leak": "stop_leak",
     "fragmentation": "expandable_segments",
     "other_processes": "end_other_processes",
-    "limit": "raise_limit",
+    "float32_copy": "loss_in_pieces",
+    "cache": "preallocate",
 }
 """Remedy that stands first, by cause."""
 
@@ -85,11 +99,17 @@ def find_out_of_memory(
     requested_bytes = int(event["bytes"])
     needed_bytes = segment_bytes(requested_bytes)
     device_free_bytes: int | None = event["device_free"]
-    missing_bytes = outside_bytes = None
+    missing_bytes = outside_bytes = limit_bytes = None
     if device_free_bytes is not None:
         missing_bytes = max(0, needed_bytes - device_free_bytes)
         if capacity_bytes is not None:
             outside_bytes = max(0, capacity_bytes - reserved_bytes - device_free_bytes)
+        if device_free_bytes >= needed_bytes:
+            most_reserved: Any = replay.levels["reserved"].head(row + 1).max()
+            limit_bytes = _limit_bytes(
+                reserved_bytes, needed_bytes, int(most_reserved), capacity_bytes
+            )
+            missing_bytes = reserved_bytes + needed_bytes - limit_bytes
     free_bytes = free_bytes_by_reason(
         replay, snapshot, row=row, requested_bytes=requested_bytes, stream=int(event["stream"])
     )
@@ -124,14 +144,65 @@ def find_out_of_memory(
         lines=largest_lines(contents, snapshot.stacks),
         repeated=rows(repeated.head(MAX_REPEATED_FUNCTIONS), RepeatedFunction),
         remedies=[],
+        limit_bytes=limit_bytes,
+        copied=_copied(replay, snapshot, row=row, requested_bytes=requested_bytes, stack=stack),
     )
     cause = _cause(failure)
     remedies = list(_remedies(failure, cause, contents, snapshot))
     first_code = _REMEDY_OF_CAUSE.get(cause)
     remedies.sort(
-        key=lambda remedy: (remedy.code != first_code, not remedy.is_enough, -(remedy.bytes or 0))
+        key=lambda remedy: (
+            remedy.code == "raise_limit",
+            remedy.code != first_code,
+            not remedy.is_enough,
+            -(remedy.bytes or 0),
+        )
     )
     return replace(failure, cause=cause, remedies=remedies)
+
+
+def _limit_bytes(
+    reserved_bytes: int, needed_bytes: int, most_reserved_bytes: int, capacity_bytes: int | None
+) -> int:
+    """Return what a process may reserve at least that was refused a segment for which the GPU had room.
+
+    Its limit lies between what it had ever reserved and what it was refused; the memory that the caller named
+    is the limit if it lies there.
+
+    >>> _limit_bytes(5, 3, 6, None), _limit_bytes(5, 3, 6, 7), _limit_bytes(5, 3, 6, 80)
+    (6, 7, 6)
+    """
+    refused_bytes = reserved_bytes + needed_bytes
+    least_bytes = min(max(reserved_bytes, most_reserved_bytes), refused_bytes - 1)
+    if capacity_bytes is not None and least_bytes <= capacity_bytes < refused_bytes:
+        return capacity_bytes
+    return least_bytes
+
+
+def _copied(
+    replay: Replay, snapshot: MemorySnapshot, *, row: int, requested_bytes: int, stack: int | None
+) -> CopiedBlock | None:
+    """Return the block of which the request is a copy in a type twice as wide, as logits become float32 before a loss.
+
+    That is the last large block that is in use, if it has half the size and the request comes from a conversion, as
+    far as stacks tell.
+    """
+    if stack is not None:
+        compiled = [frame for frame in snapshot.stacks[stack] if is_compiled(frame)]
+        if compiled and not any(_CONVERSION in function for function, _, _ in compiled):
+            return None
+    is_in_use = pl.col("free_row").is_null() | (pl.col("free_row") > row)
+    is_earlier = pl.col("alloc_row").fill_null(-1) < row
+    # Smaller blocks may come between: what else the conversion, or the loss, needs.
+    is_large = pl.col("bytes") >= requested_bytes // 4
+    large = replay.allocations.filter(is_in_use & is_earlier & is_large).sort("alloc_row")
+    if requested_bytes < MIN_COPIED_BYTES or large.is_empty():
+        return None
+    last = large.row(-1, named=True)
+    if abs(int(last["bytes"]) - requested_bytes // 2) > MAX_ROUNDING_BYTES:
+        return None
+    line = None if last["stack"] is None else source_line(snapshot.stacks[last["stack"]])
+    return CopiedBlock(int(last["bytes"]), line)
 
 
 def _missing_bytes(failure: OutOfMemory) -> int:
@@ -146,9 +217,9 @@ def _cause(failure: OutOfMemory) -> str:
     filled the memory most.
     """
     free_bytes = failure.device_free_bytes
-    if free_bytes is not None and free_bytes >= failure.needed_bytes:
-        return "limit"
     all_bytes = failure.capacity_bytes
+    if failure.limit_bytes is not None:
+        free_bytes = None  # what is free beyond the limit is of no use
     if all_bytes is None and free_bytes is not None:
         all_bytes = failure.reserved_bytes + free_bytes
     if all_bytes is not None and failure.needed_bytes > all_bytes:
@@ -168,6 +239,13 @@ def _cause(failure: OutOfMemory) -> str:
             enough.append((size, name))
     if enough:
         return max(enough)[1]
+    if (
+        failure.copied is not None
+        and failure.needed_bytes >= MIN_SHARE_TO_BE_A_CAUSE * failure.reserved_bytes
+    ):
+        return "float32_copy"
+    if failure.limit_bytes is not None and not failure.by_category:
+        return "limit"
     return next(iter(failure.by_category), "other")
 
 
@@ -176,9 +254,8 @@ def _remedies(
 ) -> Iterator[MemoryRemedy]:
     """Yield what would have made memory for the request."""
     missing_bytes = _missing_bytes(failure)
-    if cause == "limit":
+    if failure.limit_bytes is not None:
         yield MemoryRemedy("raise_limit", None, None, None)
-        return
     if cause == "request":
         yield MemoryRemedy("smaller_request", missing_bytes, True, None)
         return
@@ -187,7 +264,10 @@ def _remedies(
     optimizer_state = failure.by_category.get("optimizer_state", 0)
     bucket_bytes = _bucket_bytes(contents, snapshot.stacks)
     own_share = failure.requested_bytes if failure.origin in _COMPUTE_ORIGINS else 0
+    copied_bytes = failure.needed_bytes if cause == "float32_copy" else 0
     freed = [
+        ("loss_in_pieces", copied_bytes, None),
+        ("preallocate", failure.by_category.get("cache", 0), None),
         ("stop_leak", failure.leaked_bytes, None),
         ("end_other_processes", failure.outside_bytes or 0, None),
         ("smaller_microbatch", (activations + own_share) // 2, None),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +36,7 @@ from tracekit.memory.measures.host_work import find_host_work
 from tracekit.memory.measures.leaks import MAX_LEAKS, find_leaked_rows, find_leaks
 from tracekit.memory.measures.out_of_memory import find_out_of_memory
 from tracekit.memory.measures.replay import Replay, replay_snapshot
-from tracekit.memory.measures.stacks import Stack, source_line
+from tracekit.memory.measures.stacks import Stack, shared_line, source_line
 from tracekit.memory.measures.steps_by_stack import starts_by_allocations
 from tracekit.schema import MEMORY, MemorySnapshot, conform
 
@@ -207,7 +207,7 @@ def measure_contents(
         ideal_in_flight=None,
         microbatch_bytes=None,
         outlived_bytes=_outlived_bytes(contents, chunks, peak.at_ns),
-        leaks=_largest_leaks(leaks, history.stacks),
+        leaks=_largest_leaks(leaks, history.stacks, by_place=chunks is not None),
         fragmentation=fragmentation,
         steps=rows(levels, StepMemory),
         end_allocated_bytes=replay.end_allocated,
@@ -360,22 +360,49 @@ def _modules(purposes: pl.DataFrame, contents: pl.DataFrame) -> list[ModuleMemor
     ]
 
 
-def _largest_leaks(leaks: pl.DataFrame, stacks: Sequence[Stack]) -> list[MemoryLeak]:
-    """Return the largest leaks, without the stages and micro-batches that a schedule gives them."""
-    return [
-        MemoryLeak(
-            line=None if leak["stack"] is None else source_line(stacks[leak["stack"]]),
-            operator=leak["operator"],
-            module=leak["module"],
-            phase=leak["phase"],
-            stage=None,
-            microbatches=(),
-            bytes=leak["bytes"],
-            bytes_per_step=leak["bytes_per_step"],
-            steps=tuple(leak["steps"]),
-        )
-        for leak in leaks.head(MAX_LEAKS).iter_rows(named=True)
-    ]
+def _largest_leaks(
+    leaks: pl.DataFrame, stacks: Sequence[Stack], *, by_place: bool
+) -> list[MemoryLeak]:
+    """Return the largest leaks, without the stages and micro-batches that a schedule gives them.
+
+    What the same steps left behind from places below one line is one leak: of a loss that is kept, the whole graph.
+    *by_place* keeps places apart, in a pipeline, whose schedule tells more of each.
+    """
+    by_steps: dict[tuple[tuple[int, ...], str | None], list[dict[str, Any]]] = {}
+    for leak in leaks.iter_rows(named=True):
+        stack = None if leak["stack"] is None else stacks[leak["stack"]]
+        outermost = None if stack is None else shared_line([stack])
+        is_apart = by_place or outermost is None
+        key = (tuple(leak["steps"]), str(len(by_steps)) if is_apart else outermost)
+        by_steps.setdefault(key, []).append(leak)
+    merged = [_merged_leak(places, stacks) for places in by_steps.values()]
+    return sorted(merged, key=lambda leak: -leak.bytes)[:MAX_LEAKS]
+
+
+def _merged_leak(places: Sequence[Mapping[str, Any]], stacks: Sequence[Stack]) -> MemoryLeak:
+    """Return the leak of several places, which have stacks if they are more than one."""
+    largest = places[0]
+    of_places = [stacks[place["stack"]] for place in places if place["stack"] is not None]
+
+    def common(column: str) -> Any:
+        values = {place[column] for place in places}
+        return values.pop() if len(values) == 1 else None
+
+    line = None
+    if of_places:
+        line = source_line(of_places[0]) if len(of_places) == 1 else shared_line(of_places)
+    return MemoryLeak(
+        line=line,
+        operator=common("operator"),
+        module=common("module"),
+        phase=common("phase"),
+        stage=None,
+        microbatches=(),
+        bytes=sum(place["bytes"] for place in places),
+        bytes_per_step=sum(place["bytes_per_step"] for place in places),
+        steps=tuple(largest["steps"]),
+        places=len(places),
+    )
 
 
 def _stack_table(stacks: Sequence[Stack], used: pl.Series) -> pl.DataFrame:

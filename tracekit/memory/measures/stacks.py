@@ -141,6 +141,35 @@ def source_line(stack: Stack) -> str | None:
     return f"{file}:{line} {function}"
 
 
+def shared_line(stacks: Sequence[Stack]) -> str | None:
+    """Return the innermost line of the user's own code that all stacks were called from; None if there is none.
+
+    Of one stack, its outermost line.
+
+    >>> loop = ("<module>", "train.py", 3)
+    >>> shared_line([(("forward", "a.py", 1), loop), (("loss", "b.py", 7), loop)])
+    'train.py:3 <module>'
+    """
+    shared = None
+    for frames in zip(*(_own_frames(stack) for stack in stacks), strict=False):
+        if len(set(frames)) > 1:
+            break
+        function, file, line = frames[0]
+        shared = f"{file}:{line} {function}"
+        if len(stacks) == 1:
+            break
+    return shared
+
+
+def _own_frames(stack: Stack) -> list[Frame]:
+    """Return the frames of the user's own code, outermost first."""
+    own = []
+    for frame in reversed(stack):
+        if not is_compiled(frame) and not _LIBRARY.search(with_slashes(frame[1])):
+            own.append(frame)
+    return own
+
+
 def repeated_functions(stack: Stack) -> list[str]:
     """Return the functions of modules that a stack passes through, outermost first.
 
