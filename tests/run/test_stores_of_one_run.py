@@ -199,3 +199,17 @@ def test_an_analysis_through_a_store_takes_no_store_of_another_run(tmp_path):
     with pytest.raises(OutputError, match="holds the store of another run"):
         analyze(other, store=store, resume=True, schedule="none")
     assert "/a/" in open_store(store).entries[0].source.path
+
+
+def test_what_a_kill_before_the_first_rank_left_is_no_other_file(tmp_path, samples):
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / ".tracekit-store.json.tracekit-523ae45ac933e1ce.json").touch()
+    assert ingest(samples / "reload", store, ranks=[0], resume=True).ranks == (0,)
+    assert not [path for path in store.iterdir() if path.name.startswith(".")]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / ".tracekit-store.json.tracekit-523ae45ac933e1ce.json").touch()
+    (other / "notes.txt").touch()
+    with pytest.raises(OutputError, match="holds other files and is not a store"):
+        ingest(samples / "reload", other, ranks=[0])

@@ -121,6 +121,8 @@ def check_target(target: Path) -> None:
         raise OutputError(f"{target}: there is no folder {target.parent}", hint="create it first")
     if target.is_file():
         raise OutputError(f"{target}: is a file; a store is a folder", hint="choose another place")
+    if target.is_dir() and not is_store(target):
+        remove_abandoned(target / MANIFEST)  # of an ingestion that was killed before its first rank
     if target.is_dir() and not is_store(target) and any(target.iterdir()):
         raise OutputError(
             f"{target}: holds other files and is not a store", hint="name a new or an empty folder"
