@@ -13,6 +13,7 @@ from msgspec import structs
 
 from tests.pipeline.against_ideal.conftest import SAMPLES, strip
 from tracekit.classify import classify
+from tracekit.errors import OptionError
 from tracekit.pipeline.against_ideal import compare_pipelines
 from tracekit.pipeline.against_ideal.find_schedule import pipeline_of
 from tracekit.pipeline.reconstruct import rank_pipeline
@@ -128,3 +129,14 @@ def test_a_layout_that_the_messages_contradict_names_nothing(sample_ranks, sched
 def test_lines_of_a_mesh():
     assert [pipeline_of(r, size=2, stride=1) for r in (0, 1, 2)] == [(0, 1), (0, 1), (2, 3)]
     assert pipeline_of(9, size=2, stride=4) == (9, 13)
+
+
+def test_a_layout_that_the_run_cannot_have_is_refused(sample_ranks):
+    with pytest.raises(OptionError, match="layout pp=3 has 3 ranks, the run has 4"):
+        compare(sample_ranks("1f1b"), layout="pp=3")
+    alone = [
+        replace(table, messages=table.messages.clear(), world_size=None)
+        for table in sample_ranks("1f1b")[:1]
+    ]
+    with pytest.raises(OptionError, match="no rank here sends or receives anything"):
+        compare(alone, layout="pp=3")

@@ -170,8 +170,19 @@ def _from_layout(ranks: Sequence[RankPipeline], sizes: Mapping[str, int]) -> Par
     world_size = prod(sizes.values())
     with_trace = sorted({rank.rank for rank in ranks})
     highest = with_trace[-1]
+    layout = ",".join(f"{name}={size}" for name, size in sizes.items())
+    ranks_of_run = max((rank.world_size or 0 for rank in ranks), default=0)
+    if ranks_of_run % world_size:
+        raise OptionError(
+            f"layout {layout} has {world_size} ranks, the run has {ranks_of_run}",
+            hint="its sizes multiply to the number of ranks",
+        )
+    if sizes["pp"] > 1 and all(rank.messages.is_empty() for rank in ranks):
+        raise OptionError(
+            f"layout {layout} has a pipeline of {sizes['pp']} ranks, and no rank here sends or receives anything",
+            hint="leave --layout out",
+        )
     if highest >= world_size:
-        layout = ",".join(f"{name}={size}" for name, size in sizes.items())
         raise OptionError(
             f"layout {layout} has {world_size} ranks, the trace has rank {highest}",
             hint="its sizes multiply to the number of ranks",
