@@ -29,8 +29,8 @@ from tracekit.errors import InputError, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.report.notices import notice_sentence
-from tracekit.run.driver import worker_count
 from tracekit.schema import EVENTS, LABELLED
+from tracekit.store.source_workers import worker_count
 from tracekit.store.trace import Trace
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
@@ -451,14 +451,14 @@ def test_the_first_failure_is_raised_and_the_others_counted(tmp_path):
 
 
 def test_workers_are_bounded_by_ranks_work_and_memory(monkeypatch):
-    monkeypatch.setattr("tracekit.run.driver.cores", lambda: 8)
-    monkeypatch.setattr("tracekit.run.driver.available_memory", lambda: 100 << 30)
+    monkeypatch.setattr("tracekit.store.source_workers.cores", lambda: 8)
+    monkeypatch.setattr("tracekit.store.source_workers.available_memory", lambda: 100 << 30)
     large = [SourceRef(f"{i}.json", "kineto", i, bytes=2 << 30) for i in range(4)]
     assert worker_count(large) == 4
     assert worker_count(large * 4) == 8
     assert worker_count(large[:1]) == 1
     assert worker_count([SourceRef("a.json", "kineto", bytes=1 << 20)] * 8) == 1
-    monkeypatch.setattr("tracekit.run.driver.available_memory", lambda: 7 << 30)
+    monkeypatch.setattr("tracekit.store.source_workers.available_memory", lambda: 7 << 30)
     assert worker_count(large) == 2
 
 

@@ -36,7 +36,7 @@ from tracekit.parsers.perfetto.state import TraceState, Track
 from tracekit.parsers.perfetto.table import _values_by_key
 from tracekit.redact import redact
 from tracekit.report.perfetto.serve import moment_parameters
-from tracekit.run import driver
+from tracekit.store import source_workers
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -190,7 +190,7 @@ def test_an_export_of_more_rows_than_fit_into_memory_is_one_line(tmp_path, sampl
     shutil.copytree(samples / "nsys-1f1b/rank0.parquetdir", folder)
     monkeypatch.setattr(exports, "available_memory", lambda: 1000)
     # Whatever this machine has free: a process of its own would know nothing of the line above.
-    monkeypatch.setattr(driver, "may_exceed_memory", lambda ref: False)
+    monkeypatch.setattr(source_workers, "may_exceed_memory", lambda ref: False)
     with pytest.raises(MachineError, match="rows take"):
         load(folder, workers=1)
 

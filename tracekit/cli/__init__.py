@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tracekit._util.command_options import with_quiet
 from tracekit._util.machine import check_address_space
 from tracekit._util.os_errors import as_tracekit_error
 from tracekit._version import __version__
@@ -36,6 +35,7 @@ from tracekit.errors import DEBUG, OptionError, TracekitError
 from tracekit.late import command as late
 from tracekit.memory import command as memory
 from tracekit.redact import command as redact
+from tracekit.report.terminal.command_options import with_quiet
 from tracekit.report.terminal.console import discard_stdout, prepare_streams, print_line
 
 INTERRUPTED = 130

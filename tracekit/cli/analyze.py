@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer.core import TyperCommand
 
-from tracekit._util import command_options as options
-from tracekit._util.command_options import flag, value
 from tracekit.errors import InputError, OptionError, TracekitError
 from tracekit.parsers.rank_numbers import (
     MAX_DIGITS,
@@ -18,6 +16,8 @@ from tracekit.parsers.rank_numbers import (
     chosen_ranks,
     unknown_rank_error,
 )
+from tracekit.report.terminal import command_options as options
+from tracekit.report.terminal.command_options import flag, value
 from tracekit.report.terminal.console import (
     print_left_out,
     print_note,

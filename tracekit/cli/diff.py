@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tracekit._util import command_options as options
+from tracekit.report.terminal import command_options as options
 from tracekit.report.terminal.console import print_note, shows_result
 
 SIDE_HELP = "A trace, a store, a folder, a saved analysis or a baseline file."

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from tracekit._util import command_options as options
+from tracekit.report.terminal import command_options as options
 
 
 def run(

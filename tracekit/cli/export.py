@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracekit._util import command_options as options
 from tracekit._util.text import counted, size
 from tracekit.errors import OptionError
 from tracekit.parsers.rank_numbers import MAX_DIGITS, MAX_SHOWN_OPTION_CHARS
+from tracekit.report.terminal import command_options as options
 from tracekit.report.terminal.console import print_line, print_note, print_notices, shows_result
 
 if TYPE_CHECKING:

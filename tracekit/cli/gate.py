@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from tracekit._util import command_options as options
-from tracekit._util.command_options import flag, value
 from tracekit._util.text import counted
 from tracekit.errors import OptionError, TracekitError
+from tracekit.report.terminal import command_options as options
+from tracekit.report.terminal.command_options import flag, value
 from tracekit.report.terminal.console import discard_stdout, print_line, print_note, shows_result
 
 if TYPE_CHECKING:

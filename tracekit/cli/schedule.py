@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracekit._util import command_options as options
-from tracekit._util.command_options import flag, value
 from tracekit.errors import OptionError
+from tracekit.report.terminal import command_options as options
+from tracekit.report.terminal.command_options import flag, value
 from tracekit.report.terminal.console import print_note
 
 if TYPE_CHECKING:

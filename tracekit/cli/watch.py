@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from tracekit._util import command_options as options
-from tracekit._util.command_options import flag, value
+from tracekit.report.terminal import command_options as options
+from tracekit.report.terminal.command_options import flag, value
 from tracekit.report.terminal.console import print_text
 
 

@@ -38,8 +38,9 @@ from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.parsers.steps import find_inference_steps
 from tracekit.report.notices import notice_sentence, with_messages
-from tracekit.run.driver import check_run, find_sources, map_sources
+from tracekit.run.driver import check_run, find_sources
 from tracekit.schema import GPU_KINDS, ProcessGroup, RankEvents
+from tracekit.store.source_workers import map_sources
 from tracekit.store.sources import OneRole, Paths, raise_failures, read_ref
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tracekit._util import command_options as options
+from tracekit.report.terminal import command_options as options
 from tracekit.report.terminal.console import print_note, print_notices, shows_result
 
 RECORDINGS_HELP = (

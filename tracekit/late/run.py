@@ -13,9 +13,9 @@ from tracekit.late.recording_checks import without_copies
 from tracekit.late.result import WholeRun
 from tracekit.parsers.one_run import check_single_run
 from tracekit.parsers.source_refs import SourceRef
-from tracekit.run.driver import map_sources
 from tracekit.schema import RankCollectives
 from tracekit.store.files import open_store
+from tracekit.store.source_workers import map_sources
 from tracekit.store.sources import PathList, failure_notices, read_ref, refs_of_store
 
 

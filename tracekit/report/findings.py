@@ -123,7 +123,7 @@ def findings_of(analysis: Analysis) -> tuple[Finding, ...]:
 
 
 def _find_and_word(analysis: Analysis) -> tuple[Finding, ...]:
-    return with_sentences(find(analysis))
+    return with_sentences(analysis.once(find))
 
 
 def with_sentences(findings: Iterable[Finding]) -> tuple[Finding, ...]:

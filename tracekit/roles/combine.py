@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tracekit._util.text import ms
+from tracekit.align.clocks import Clocks
 from tracekit.analysis import Analysis
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.analysis.result import Role, RoleResults
@@ -20,7 +21,8 @@ from tracekit.roles.processes import (
     processes_on_one_clock,
     share_a_process,
 )
-from tracekit.roles.weight_updates import find_weight_updates
+from tracekit.roles.weight_updates import UpdateProcess, find_weight_updates
+from tracekit.roles.weight_updates.summary import summarize_longest_update
 from tracekit.schema import Source
 
 KIND_ORDER = ("trainer", "parameter_server", "rollout", "inference_worker", "inference", "unknown")
@@ -61,11 +63,14 @@ def combine_roles(
     notices += update_notices
     # A band is a stretch of one phase (train, rollout, weight synchronisation, …) of one process.
     iterations, phase_bands = find_iterations(processes, kinds, updates)
-    explained = dict(analyses)
+    explained = {}
+    for role, analysis in analyses.items():
+        reload = summarize_longest_update(_update_processes(tables[role], analysis.clocks))
+        explained[role] = replace_fields(analysis, reload=reload)
     for role, analysis in analyses.items() if has_several_roles else ():
         handovers = find_handovers(role, phase_bands, step_windows(tables[role], clocks[role]))
         stragglers = explain_by_handovers(analysis.stragglers, handovers)
-        explained[role] = replace_fields(analysis, stragglers=stragglers)
+        explained[role] = replace_fields(explained[role], stragglers=stragglers)
 
     roles: list[Role] = []
     if has_several_roles:
@@ -88,6 +93,19 @@ def combine_roles(
     return replace_fields(
         explained[main], role_results=results, notices=(*notices, *explained[main].notices)
     )
+
+
+def _update_processes(ranks: Sequence[RankTables], clocks: Clocks) -> list[UpdateProcess]:
+    """Return the ranks that take part in weight updates, on one clock."""
+    processes = []
+    for tables in sorted(ranks, key=lambda tables: tables.source.rank):
+        if tables.reload is not None:
+            rank = tables.source.rank
+            times = clocks.moved(rank, "start_ns", "end_ns")
+            stretches = tables.stretches.with_columns(times)
+            transfers = tables.reload.with_columns(times)
+            processes.append(UpdateProcess("", rank, stretches, transfers))
+    return processes
 
 
 def _kinds_of_roles(processes: Sequence[Process]) -> dict[str, str]:

@@ -19,6 +19,7 @@ from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.classify import RuleBook
 from tracekit.errors import InputError, Notice, OptionError
+from tracekit.findings.collect import find
 from tracekit.findings.host import asks_for_stacks
 from tracekit.graph.changes import parse_change
 from tracekit.late.find_recordings import recordings_beside
@@ -30,6 +31,7 @@ from tracekit.results import AnalysisResult
 from tracekit.roles.combine import combine_roles, main_role
 from tracekit.run import driver
 from tracekit.run.measure import Options
+from tracekit.store.source_workers import map_sources, pipeline_map
 from tracekit.store.sources import OneRole, PathList, Paths, attach_named_capture, failure_notices
 from tracekit.store.trace import Trace
 
@@ -159,7 +161,7 @@ def analyze(
         combine_tables = partial(
             combine,
             paths=run_input.original_paths or measured.paths,
-            map_function=driver.pipeline_map(workers, executor),
+            map_function=pipeline_map(workers, executor),
         )
         # The caller's options describe the main role (schedule, layout, pipeline) or ask about it
         # (changes, what-if, critical path): its figures are the result's own. Notices from reading
@@ -185,7 +187,7 @@ def analyze(
         return AnalysisResult.of(analysis)
 
     result = measure_and_combine(options)
-    if stacks is None and any(map(asks_for_stacks, result.findings)):
+    if stacks is None and any(map(asks_for_stacks, result.once(find))):
         return measure_and_combine(replace(options, stacks=True))
     give_back_memory()  # of the replays that findings rest on
     return result
@@ -339,7 +341,7 @@ def _tables_of_sources(
     others = [index for index in range(len(refs)) if index not in stored]
     results = []
     if others:
-        measured = driver.map_sources(
+        measured = map_sources(
             options.source_tables,
             [refs[index] for index in others],
             workers=workers,

@@ -35,6 +35,7 @@ from tracekit.parsers.source_refs import SourceRef
 from tracekit.roles.assign import group_by_role
 from tracekit.run import driver
 from tracekit.schema import MULTI_RANK_READERS
+from tracekit.store import source_workers
 from tracekit.store.files import (
     ROLE_PREFIX,
     Store,
@@ -177,7 +178,11 @@ def ingest(
     if resume and any(Path(ref.path) == target for ref in refs):
         raise OptionError(f"{target}: cannot be resumed from itself", hint="name the traces")
     map_sources = partial(
-        driver.map_sources, workers=workers, executor=executor, progress="ingesting", measures=True
+        source_workers.map_sources,
+        workers=workers,
+        executor=executor,
+        progress="ingesting",
+        measures=True,
     )
     named = isinstance(paths, Mapping)
     check_run = partial(driver.check_run, ranks=ranks, strict=strict, named=named)
@@ -262,7 +267,7 @@ def _write_roles(
         refs: The sources of all roles.
         source_notices: Notices of finding the sources, which each role's manifest keeps.
         work_in_folder: Returns the work of one rank, which writes into the given folder.
-        map_sources: ``driver.map_sources`` with the workers to use.
+        map_sources: ``source_workers.map_sources`` with the workers to use.
         run_so_far: Every role is added to it.
         resume: Read only sources that are not in the store yet, or have changed.
         strict: Whether a source that fails is an error.
@@ -307,7 +312,7 @@ def _write_role(
         writer: Writer of the role's folder.
         refs: The sources of the role.
         work: Reads one source and writes its ranks into that folder.
-        map_sources: ``driver.map_sources`` with the workers to use.
+        map_sources: ``source_workers.map_sources`` with the workers to use.
         run_so_far: The roles before this one; this one is added.
         resume: Read only sources that are not in the folder yet, or have changed.
         strict: Whether a source that fails is an error.

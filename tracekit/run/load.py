@@ -9,7 +9,8 @@ from tracekit._util.arguments import checked_path
 from tracekit.classify.rules import RuleBook, load_rules
 from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks
 from tracekit.report.notices import with_messages
-from tracekit.run.driver import check_on_damage, check_run, find_sources, map_sources
+from tracekit.run.driver import check_on_damage, check_run, find_sources
+from tracekit.store.source_workers import map_sources
 from tracekit.store.sources import OneRole, Paths, raise_failures, read_ref, span
 from tracekit.store.trace import Trace
 

@@ -13,8 +13,9 @@ from tracekit.errors import MachineError
 from tracekit.pipeline.against_ideal import compare_run
 from tracekit.pipeline.schedules import generate
 from tracekit.results import AnalysisResult
-from tracekit.run.driver import find_sources, pipeline_map
+from tracekit.run.driver import find_sources
 from tracekit.run.measure import Options
+from tracekit.store.source_workers import pipeline_map
 from tracekit.synthetic import Recipe
 from tracekit.synthetic.files import write_run
 

@@ -68,8 +68,6 @@ from tracekit.metrics.step_time import summarize_steps
 from tracekit.pipeline.against_ideal import ScheduleComparison, compare_pipelines
 from tracekit.pipeline.reconstruct.parallel_groups import split_layout
 from tracekit.pipeline.reconstruct.stalls import LANES
-from tracekit.roles.weight_updates import UpdateProcess
-from tracekit.roles.weight_updates.summary import summarize_longest_update
 from tracekit.schema import LABELS
 
 LABELS_OF_TRAINING_ALONE = frozenset({"dgrad", "wgrad", "backward", "optimizer"})
@@ -190,7 +188,6 @@ def combine(
         rank_results=results,
         tables=Tables(tables),
         clocks=clocks,
-        reload=summarize_longest_update(_update_processes(ranks, clocks)),
         rates=communication.rates,
         memory=against_schedule.memory,
         schedule=comparison,
@@ -324,19 +321,6 @@ def _may_have_pipeline(ranks: Sequence[RankTables], operations: pl.DataFrame) ->
     if may_be_message(operations).any():
         return bool(may_be_of_pipeline(operations).any())
     return any(rank.messages_issued for rank in ranks)
-
-
-def _update_processes(ranks: Sequence[RankTables], clocks: Clocks) -> list[UpdateProcess]:
-    """Return the ranks that take part in weight updates, on one clock."""
-    processes = []
-    for tables in ranks:
-        if tables.reload is not None:
-            rank = tables.source.rank
-            times = clocks.moved(rank, "start_ns", "end_ns")
-            stretches = tables.stretches.with_columns(times)
-            transfers = tables.reload.with_columns(times)
-            processes.append(UpdateProcess("", rank, stretches, transfers))
-    return processes
 
 
 def _trains(results: Sequence[RankFigures]) -> bool:
