@@ -82,7 +82,12 @@ def contents_table(analysis: Analysis) -> Table | None:
         Column("free", "figure", 2, note="reserved at the peak and not in tensors"),
     ]
     rows = [_contents_row(rank, categories) for rank in ranks]
-    return make_table(columns, rows, notes=_contents_notes(analysis))
+    return make_table(
+        columns,
+        rows,
+        notes=_contents_notes(analysis),
+        caption="What fills each rank at its peak, in GB",
+    )
 
 
 def _own_columns(contents: Sequence[MemoryContents]) -> list[str]:
@@ -159,7 +164,12 @@ def source_lines(contents: MemoryContents, *, rank: int | None) -> Table | None:
         Column("of peak", "share", value=lambda line: line.bytes / max(1, contents.peak.bytes)),
     ]
     notes = [] if rank is None else [f"rank {rank}, at its peak"]
-    return make_table(columns, contents.lines[:MAX_LINES_IN_TABLE], notes=notes)
+    return make_table(
+        columns,
+        contents.lines[:MAX_LINES_IN_TABLE],
+        notes=notes,
+        caption="The source lines that hold most",
+    )
 
 
 def category_shares(contents: MemoryContents, *, most: int, min_share: float = 0.0) -> list[str]:

@@ -73,7 +73,13 @@ def account_table(failure: OutOfMemory) -> Table:
             "the snapshot does not tell the GPU's memory (`--gpu-memory GB` does): what other "
             "processes hold is not in the sum"
         )
-    return Table(columns, cells, tuple(notes), frozenset({len(cells) - 1}))
+    return Table(
+        columns,
+        cells,
+        tuple(notes),
+        totals=frozenset({len(cells) - 1}),
+        caption="Where the memory was when it ran out",
+    )
 
 
 def remedies_table(failure: OutOfMemory) -> Table | None:
@@ -90,7 +96,12 @@ def remedies_table(failure: OutOfMemory) -> Table | None:
         notes.append(
             f"{size(failure.missing_bytes)} were missing for this request; later ones may need more"
         )
-    return make_table(columns, failure.remedies[:MAX_REMEDIES_IN_TABLE], notes=notes)
+    return make_table(
+        columns,
+        failure.remedies[:MAX_REMEDIES_IN_TABLE],
+        notes=notes,
+        caption="What would have made it fit",
+    )
 
 
 def _freed(remedy: MemoryRemedy) -> str | None:

@@ -295,7 +295,9 @@ def _source(view: View) -> str:
 DRAWINGS: Mapping[str, Callable[[View], str]] = {
     "roles": _roles,
     "budget": _budget,
-    "beside": lambda view: _section(find_section("beside").title, view.matrix),
+    "beside": lambda view: _section(
+        find_section("beside").title, None if view.matrix is None else view.matrix.table
+    ),
     "schedule": _gap,
     "by": _by,
     "reload": _reload,
@@ -441,8 +443,8 @@ def _gate_metrics(result: GateDocument) -> str:
     rest = [check for check in checks if check not in shown]
     parts = []
     explained = _without_repeated_reasons(shown, words.headline(result))
-    if (table := words.check_table(explained, reasons_below=True)) is not None:
-        rendered = render_table(_without_range(table), fold=False)
+    if (table := words.check_table(explained, reasons_below=True, likely_ranges=False)) is not None:
+        rendered = render_table(table, fold=False)
         parts.append(keep_units_together(rendered))
     if (table := words.check_table(rest)) is not None:
         note = f"\n\n{words.TYPICAL_STEP_NOTE}" if words.has_typical_steps(result) else ""
@@ -475,14 +477,6 @@ def _rest_title(checks: Sequence[CheckResult], *, is_all: bool) -> str:
     if any(check.verdict != "pass" for check in checks):
         return count
     return f"{count} {'passes' if len(checks) == 1 else 'pass'}"
-
-
-def _without_range(table: Table) -> Table:
-    """Return a table of checks without the likely range, which is in the folded table and the JSON."""
-    kept = [i for i, column in enumerate(table.columns) if column.name != "likely range"]
-    columns = tuple(table.columns[i] for i in kept)
-    rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
-    return replace(table, columns=columns, rows=rows)
 
 
 def _gate_details(result: GateDocument) -> list[str]:

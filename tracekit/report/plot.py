@@ -160,14 +160,16 @@ def overlap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     matrix = view_of(analysis).matrix
     if matrix is None:
         return figures.message_figure(ax, "There is no communication or copy to hide.")
-    columns = [*(column.name.removeprefix("by ") for column in matrix.columns[3:]), "exposed"]
+    columns = [*matrix.labels, "exposed"]
     width = max(1.1 * len(columns) + 3.2, 6.4)
     height = float(np.clip(0.42 * len(matrix.rows) + 1.4, 2, 12))
     figure, axes = figures.figure_and_axes(ax, width=width, height=height)
     row_names = []
-    for y, (label, ns, hidden, *cells) in enumerate(matrix.rows):
-        row_names.append(f"{label}  ({ms(ns)} per rank)")
-        for x, (column, share) in enumerate(zip(columns, [*cells, 1 - hidden], strict=True)):
+    for y, row in enumerate(matrix.rows):
+        row_names.append(f"{row.label}  ({ms(row.ns)} per rank)")
+        shares = {**row.by_label, "exposed": 1 - row.hidden}
+        for x, column in enumerate(columns):
+            share = shares[column]
             base = MORE_COLOUR if column == "exposed" else LABEL_COLOURS[column]
             # The exponent lifts small shares: 10 % must be seen beside 100 %.
             fill = mix_colours(IDLE_COLOUR, base, min(max(share, 0.0), 1.0) ** 0.7)

@@ -34,9 +34,9 @@ class Column(msgspec.Struct, frozen=True):
     name: str
     kind: str = "word"
     """What the values are: ``word``; ``name`` (a word that a narrow terminal may shorten);
-    ``label``; ``code`` (a word that Markdown shows as code); ``rank``; ``count``; ``ms`` (values
-    are nanoseconds); ``MB`` (values are bytes); ``share`` (0 to 1); ``rate`` (a number with one
-    digit); ``figure`` (a number that is text already); ``change`` (a figure with a sign, of which
+    ``label``; ``iteration`` (its number); ``code`` (a word that Markdown shows as code); ``rank``;
+    ``count``; ``ms`` (values are nanoseconds); ``MB`` (values are bytes); ``share`` (0 to 1); ``rate`` (a number
+    with one digit); ``figure`` (a number that is text already); ``change`` (a figure with a sign, of which
     less is better); ``verdict`` (of a gate)."""
     expendable: int = 0
     """A narrow terminal leaves out the columns with the highest number first; those with 0 always
@@ -92,6 +92,11 @@ class Table(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     totals: frozenset[int] = frozenset()
     """Indices of the rows that sum up others."""
+    caption: str = ""
+    """What the page writes above it, where its heading does not say it."""
+    searches: tuple[str, ...] = ()
+    """Search of the page's timeline that each row leads to, empty for none; without any, a row leads
+    to what has its label and rank."""
 
     def remarks(self, headings: Collection[str] | None = None) -> tuple[str, ...]:
         """Return the notes below the table, first what its columns mean.
@@ -131,13 +136,15 @@ def make_table(
     *,
     notes: Iterable[str] = (),
     totals: Iterable[int] = (),
+    caption: str = "",
+    search: Callable[[Any], str] | None = None,
 ) -> Table | None:
     """Return a table without the columns in which every value is unknown or empty.
 
     None if there are no rows.
 
     An item is a row as a tuple of values, or any object of which each column takes its value
-    (``Column.value``).
+    (``Column.value``). *search* returns the search of the timeline that an item leads to.
 
     The first column always stays. All times get as many digits as the longest of them needs for
     three figures.
@@ -145,7 +152,8 @@ def make_table(
     >>> make_table([Column("rank", "rank"), Column("of link", "share")], [(0, None), (1, None)]).columns[1:]
     ()
     """
-    all_rows = [row if isinstance(row, tuple) else _row_of(columns, row) for row in items]
+    all_items = list(items)
+    all_rows = [row if isinstance(row, tuple) else _row_of(columns, row) for row in all_items]
     if not all_rows:
         return None
     informative = []
@@ -165,6 +173,8 @@ def make_table(
         tuple(shown_rows),
         tuple(notes),
         frozenset(totals),
+        caption=caption,
+        searches=() if search is None else tuple(search(item) for item in all_items),
     )
 
 

@@ -73,7 +73,13 @@ def _roles_table(results: RoleResults) -> Table | None:
         ),
         Column("idle", "share", value=lambda role: share(role, role.analysis.total.budget.idle_ns)),
     )
-    return make_table(columns, results.roles)
+    return make_table(
+        columns,
+        results.roles,
+        caption="Each role is analysed as a run of its own; shares of its ranks' spans. The sections below are of the "
+        "main role, the timeline is of all; --role NAME shows another",
+        search=lambda role: f'role:"={role.name}"',
+    )
 
 
 def _iterations_table(iterations: Sequence[Iteration]) -> Table | None:
@@ -82,7 +88,7 @@ def _iterations_table(iterations: Sequence[Iteration]) -> Table | None:
         if any(phase in iteration.phase_ns for iteration in iterations):
             phases.append(phase)
     columns = (
-        Column("iteration", "figure", terminal_heading="nr"),
+        Column("iteration", "iteration", terminal_heading="nr"),
         Column("time", "ms"),
         *(Column(WORDS.phases[phase], "ms") for phase in phases),
         Column("tail rank", "figure"),
@@ -98,7 +104,11 @@ def _iterations_table(iterations: Sequence[Iteration]) -> Table | None:
         rows.append(
             (str(iteration.index), iteration.end_ns - iteration.start_ns, *in_phases, *tail_cells)
         )
-    return make_table(columns, rows)
+    return make_table(
+        columns,
+        rows,
+        caption="Mean over GPUs, one that roles share counted once; phases sum to the time",
+    )
 
 
 def _waits_table(iterations: Sequence[Iteration]) -> Table | None:
@@ -107,7 +117,7 @@ def _waits_table(iterations: Sequence[Iteration]) -> Table | None:
         return None
     outside = "time of the iteration outside the role's phases, in which a GPU is busy in part"
     columns = (
-        Column("iteration", "figure", terminal_heading="nr"),
+        Column("iteration", "iteration", terminal_heading="nr"),
         Column("role"),
         Column("GPU busy", "ms"),
         Column("outside", "ms", note=outside),
@@ -128,7 +138,7 @@ def _waits_table(iterations: Sequence[Iteration]) -> Table | None:
                     wait.waited_ns.get(other),
                 )
             )
-    return make_table(columns, rows)
+    return make_table(columns, rows, caption="Mean over the role's ranks")
 
 
 _UPDATE_LINES: dict[str, Callable[[WeightUpdate], str]] = {
@@ -166,7 +176,11 @@ def _updates_table(updates: Sequence[WeightUpdate]) -> Table | None:
             rows.append((f"+ {words}", *[ms(gap_ns[cause]) for gap_ns in gaps]))
     columns = [Column("")]
     columns += [Column(name, "figure") for name in updates_by_name]
-    return make_table(columns, rows)
+    return make_table(
+        columns,
+        rows,
+        caption="From the first copy to a device to the last reload; the lines after + lead from the ideal to the time",
+    )
 
 
 def step_summary(analysis: Analysis) -> str | None:

@@ -310,10 +310,13 @@ def moved_table(key: str, changes: LargestChanges) -> Table | None:
     )
 
 
-def check_table(checks: Sequence[CheckResult], *, reasons_below: bool = False) -> Table | None:
+def check_table(
+    checks: Sequence[CheckResult], *, reasons_below: bool = False, likely_ranges: bool = True
+) -> Table | None:
     """Return the checks of a gate, the worst verdict first.
 
-    For a narrow terminal with the reasons below it, as notes.
+    For a narrow terminal with the reasons below it, as notes. The first table of a comment has no
+    *likely_ranges*: they are in the folded one and the JSON.
     """
     ordered = sorted(checks, key=lambda check: GATE_VERDICT_ORDER.index(check.verdict))
     reasons = [reason(check) for check in ordered]
@@ -322,8 +325,9 @@ def check_table(checks: Sequence[CheckResult], *, reasons_below: bool = False) -
         Column("metric", value=_requirement),
         *_LEVEL_COLUMNS,
         Column("limit", "figure", value=limit),
-        Column("likely range", "figure", 1, value=likely_range),
     ]
+    if likely_ranges:
+        columns.append(Column("likely range", "figure", 1, value=likely_range))
     if not reasons_below:
         explained = [
             replace(check, reason=why)

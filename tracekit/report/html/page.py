@@ -26,7 +26,6 @@ from tracekit.report.html.finding_links import SECTION_OF_CODE
 from tracekit.report.html.places import PathNames, busiest_rank, different_ranks, places_on_page
 from tracekit.report.html.templates import render_page
 from tracekit.report.sections import page_headings, page_tabs
-from tracekit.report.table import Table
 from tracekit.report.view import input_path, view_of
 from tracekit.report.view.changed_steps import changed_lanes
 from tracekit.report.view.pipeline import Rung, waterfall
@@ -108,8 +107,6 @@ def render_html(analysis: Analysis) -> str:
         clock=clock,
         iterations=iterations,
         compute_labels=",".join(TIMELINE_LANES["compute"]),
-        host_finds=_host_finds(view.instead),
-        role_finds=[f'role:"={role.name}"' for role in analysis.role_results.roles],
         phase_drawing=phase_drawing(analysis),
         update_drawings=update_drawings(analysis, clock) if view.roles else None,
         choices=len(choices),
@@ -151,24 +148,6 @@ def _choice_name(choices: Sequence[ScheduleChoice]) -> str:
     if len(pipelines) < 2:
         return "Step"
     return "Pipeline" if len(steps) < 2 else "Pipeline and step"
-
-
-def _host_finds(table: Table | None) -> list[str]:
-    """Return for each row of the host's activity the search for its operator or range.
-
-    Empty for other activity.
-    """
-    if table is None:
-        return []
-    column_names = [column.name for column in table.columns]
-    searches = []
-    for values in table.rows:
-        row = dict(zip(column_names, values, strict=True))
-        name = ""
-        if row["doing"] in ("operator", "annotation"):
-            name = row["what"].replace('"', "")
-        searches.append(f'"{name}"' if name else "")
-    return searches
 
 
 def step_heat_map(analysis: Analysis) -> StepMap | None:

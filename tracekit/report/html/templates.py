@@ -16,6 +16,7 @@ from tracekit._util.text import counted, ms, percent, short_ms, terminal_lines
 from tracekit.report.html.finding_links import figure_of, search_of, share_words
 from tracekit.report.html.source_paths import shorten_source_paths
 from tracekit.report.palette import LABEL_COLOURS
+from tracekit.report.table import Table
 from tracekit.report.text import at_least, capitalize, keep_units_together, signed_ms
 from tracekit.report.view.stragglers import name_straggler, when_late, why_late
 from tracekit.report.words import WORDS, short_kernel
@@ -78,7 +79,7 @@ def _environment() -> Environment:
         "at_least": at_least, "sentence": capitalize, "whole": keep_figures_together,
         "number": format_mean_count, "code": markup_code, "short": short_kernel,
         "figure_of": figure_of, "share_words": share_words, "search_of": search_of, "short_ms": short_ms,
-        "kind": lambda block: type(block).__name__,
+        "row_search": row_search, "kind": lambda block: type(block).__name__,
         "name_straggler": name_straggler, "when_late": when_late, "why_late": why_late,
     }  # fmt: skip
     environment.globals |= {
@@ -132,3 +133,23 @@ def format_mean_count(count: float) -> str:
     ('2', '0.2', '1,234')
     """
     return f"{count:,.0f}" if abs(count - round(count)) < 0.05 or count >= 100 else f"{count:,.1f}"
+
+
+def row_search(table: Table, row: int) -> str:
+    """Return the search of the timeline that a row leads to; empty if there is none.
+
+    >>> table = Table((Column("rank", "rank"), Column("in", "label")), ((2, "dp_comm"),))
+    >>> row_search(table, 0)
+    'label:=dp_comm rank:2'
+    """
+    if table.searches:
+        return table.searches[row]
+    label = rank = None
+    for column, value in zip(table.columns, table.rows[row], strict=True):
+        if column.kind == "label" and value in LABEL_COLOURS:
+            label = value
+        if column.kind == "rank" and isinstance(value, int):
+            rank = value
+    if label is None:
+        return ""
+    return f"label:={label}" if rank is None else f"label:={label} rank:{rank}"

@@ -37,9 +37,9 @@ from tracekit.report.view.budget import (
     BudgetView,
     LabelRow,
     beside_table,
+    hiding_matrix,
     hiding_table,
     label_rows,
-    matrix_table,
 )
 from tracekit.report.view.changed_steps import changes_table
 from tracekit.report.view.copies import copy_table, memory_table, reload_view
@@ -131,7 +131,7 @@ class View:
     """``8 ranks``, or ``4 of 8 ranks``, with those that are missing or damaged."""
     budget = computed(BudgetView)
     labels = computed(label_rows)
-    matrix = computed(matrix_table)
+    matrix = computed(hiding_matrix)
     """Compute labels that hide each label."""
     beside = computed(beside_table)
     """Compute that ran beside each label."""

@@ -1,6 +1,7 @@
 """The time budget: bars per rank, labels, the compute that hides communication, and the cost of hiding."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 import polars as pl
@@ -197,11 +198,30 @@ def label_rows(analysis: Analysis) -> tuple[LabelRow, ...]:
     return tuple(LabelRow(label, total, ranks) for label in LABELS if total.label_ns.get(label))
 
 
-def matrix_table(analysis: Analysis) -> Table | None:
-    """Return which compute hides how much of each label's time, over all ranks.
+class HidingRow(msgspec.Struct, frozen=True):
+    """How much of one label's time compute hides."""
 
-    None if there is nothing to hide.
-    """
+    label: str
+    ns: float
+    """Time per rank."""
+    hidden: float
+    """Share of that time beside compute."""
+    by_label: Mapping[str, float]
+    """Share of that time beside each label of compute; kernels that run at once count each."""
+
+
+class HidingMatrix(msgspec.Struct, frozen=True):
+    """Which compute hides how much of each label's time, over all ranks."""
+
+    labels: tuple[str, ...]
+    """Labels of compute that hide enough to have a column."""
+    rows: tuple[HidingRow, ...]
+    table: Table
+    """The same as a table."""
+
+
+def hiding_matrix(analysis: Analysis) -> HidingMatrix | None:
+    """Return which compute hides how much of each label's time; None if there is nothing to hide."""
     total = analysis.total
     ranks = recorded_ranks(analysis)
     hidden_by_label = {
@@ -216,16 +236,27 @@ def matrix_table(analysis: Analysis) -> Table | None:
             for label, by in hidden_by_label.items()
         ):
             hiding.append(name)
-    columns = [Column(""), Column("time per rank", "ms"), Column("hidden", "share")]
-    columns += [Column(f"by {name}", "share") for name in hiding]
     rows = []
     for label, by in hidden_by_label.items():
         ns = total.label_ns[label]
-        hidden = total.overlap.get(label) or 0.0
-        rows.append((label, ns / ranks, hidden, *(by.get(name, 0) / ns for name in hiding)))
+        shares = {name: by.get(name, 0) / ns for name in hiding}
+        rows.append(HidingRow(label, ns / ranks, total.overlap.get(label) or 0.0, shares))
+    columns = [
+        Column("", value="label"),
+        Column("time per rank", "ms", value="ns"),
+        Column("hidden", "share"),
+    ]
+    for name in hiding:
+        columns.append(Column(f"by {name}", "share", value=partial(_share_hidden_by, name)))
     over = ", over all ranks," if len(analysis.rank_results) > 1 else ""
     meaning = f"share of each row's own time{over} that compute covers; kernels that run at once count each"
-    return make_table(columns, rows, notes=(meaning,))
+    table = make_table(columns, rows, notes=(meaning,))
+    return None if table is None else HidingMatrix(tuple(hiding), tuple(rows), table)
+
+
+def _share_hidden_by(label: str, row: HidingRow) -> float:
+    """Return the share of a row's time that is beside one label of compute."""
+    return row.by_label[label]
 
 
 def beside_table(analysis: Analysis) -> Table | None:
@@ -269,7 +300,11 @@ def beside_table(analysis: Analysis) -> Table | None:
         Column("time per rank", "ms", terminal_heading="ms per rank"),
         Column("beside it, share of the label's time"),
     )
-    return make_table(columns, rows)
+    return make_table(
+        columns,
+        rows,
+        caption="Shares of the label's own time in that pass; kernels that run at once count each",
+    )
 
 
 def hiding_table(analysis: Analysis) -> Table | None:

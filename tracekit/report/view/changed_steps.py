@@ -40,7 +40,12 @@ def changes_table(analysis: Analysis) -> Table | None:
         for row in rows:
             assumptions |= dict.fromkeys(row.rests_on)
         notes += assumptions
-    return make_table(_CHANGE_COLUMNS, rows, notes=notes)
+    return make_table(
+        _CHANGE_COLUMNS,
+        rows,
+        notes=notes,
+        caption="Predicted by a replay of all kernels, launches, messages and collectives with the change",
+    )
 
 
 def change_table(step: ChangedStep) -> Table | None:

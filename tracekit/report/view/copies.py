@@ -175,7 +175,12 @@ def memory_table(analysis: Analysis) -> Table | None:
         Column("chunks", "figure"),
     ]
     rows = [_memory_row(rank, phases) for rank in sorted(ranks, key=lambda rank: rank.rank)]
-    return make_table(columns, rows, notes=_memory_notes(analysis, len(ranks)))
+    return make_table(
+        columns,
+        rows,
+        notes=_memory_notes(analysis, len(ranks)),
+        caption="The most each rank held, in GB",
+    )
 
 
 def _memory_row(rank: AllocatorMemory, phases: Sequence[str]) -> tuple[object, ...]:

@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from tracekit._util.text import ms, percent
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import Figures, Phase, RankFigures
@@ -110,10 +112,13 @@ def host_activity_table(analysis: Analysis) -> Table | None:
     named = {key: ns for key, ns in ns_of.items() if key[1] or key[0] == "python"}
     longest = Counter(named).most_common(MAX_HOST_ROWS)
     rows = []
+    searches = []
     for (kind, what, line), ns in longest:
         if ns >= MIN_HOST_ROW_SHARE * launch_bound_ns:
             activity = (what or "")[:MAX_ACTIVITY_LENGTH]
             share = ns / launch_bound_ns
+            name = activity.replace('"', "") if kind in ("operator", "annotation") else ""
+            searches.append(f'"{name}"' if name else "")
             rows.append((ns / ranks, share, kind.replace("_", " "), activity, line or ""))
     columns = (
         Column("time per rank", "ms", terminal_heading="ms per rank"),
@@ -127,4 +132,5 @@ def host_activity_table(analysis: Analysis) -> Table | None:
         f"launch-bound idle is {percent(launch_bound_ns, span_ns)} of the span; "
         f"inside the launch call itself: {ms(inside_launch_ns)} per rank"
     )
-    return make_table(columns, rows, notes=(note,))
+    table = make_table(columns, rows, notes=(note,))
+    return None if table is None else replace(table, searches=tuple(searches))

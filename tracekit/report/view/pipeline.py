@@ -207,12 +207,14 @@ def unnamed_phases(analysis: Analysis) -> Table | None:
 def _phases_table(lanes: pl.DataFrame) -> Table | None:
     """Return the shares of expert communication and copies that compute hides, by phase."""
     rows: list[tuple[str | float | None, ...]] = []
+    searches: dict[str, str] = {}
     hideable = lanes.filter(pl.col("label").is_in(_HIDDEN_LABELS))
     for (label, pass_), part in hideable.group_by("label", "pass", maintain_order=True):
         name = f"{label} {pass_}" if pass_ else str(label)
         if not pass_ and hideable.filter(label=label)["pass"].n_unique() > 1:
             name = f"{label}, pass unknown"
         rows.append((name, *_shares_by_phase(part, "hidden_ns")))
+        searches[name] = f"label:={label} pass:={pass_}" if pass_ else f"label:={label}"
     rows.sort(key=lambda row: str(row[0]))
     sends = lanes.filter(pl.col("label") == "pp_comm")
     if rows and sends.height:
@@ -223,7 +225,8 @@ def _phases_table(lanes: pl.DataFrame) -> Table | None:
         Column("inside FB", "share"),
     ]
     note = "shares of each label's time that compute ran beside; FB: an overlapped pair of forward and backward"
-    return make_table(columns, rows, notes=(note,))
+    searches["pp_comm beside wgrad"] = "label:=pp_comm"
+    return make_table(columns, rows, notes=(note,), search=lambda row: searches[row[0]])
 
 
 def _shares_by_phase(part: pl.DataFrame, column: str) -> tuple[float | None, ...]:

@@ -1,7 +1,8 @@
 """Rates of products and communication, and the load of experts."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import polars as pl
 
@@ -41,12 +42,22 @@ def products_table(analysis: Analysis) -> Table | None:
     longest_kinds = (
         rates.products.filter(pl.col("flop").is_not_null()).head(MAX_RATE_ROWS).rows(named=True)
     )
+    all_ranks = "All ranks; " if len(analysis.rank_results) > 1 else ""
     return make_table(
         columns,
         [*by_label, *longest_kinds],
         notes=_product_notes(analysis.sources, rates),
         totals=range(len(by_label)),
+        caption=f"{all_ranks}TFLOP/s over the products' own time; by label, then the kinds that take longest",
+        search=_search_of_products,
     )
+
+
+def _search_of_products(row: Mapping[str, Any]) -> str:
+    """Return the search of the timeline for products of one label, and of one module where they have it."""
+    module = row.get("module")
+    in_module = f' module:"={module}"' if module else ""
+    return f"label:={row['label']}{in_module}"
 
 
 def _product_notes(sources: Sequence[Source], rates: RunRates) -> list[str]:
@@ -199,7 +210,13 @@ def communication_table(analysis: Analysis) -> Table | None:
         *_measured_elsewhere(rates.communication),
         *_implausible_bandwidths(analysis.sources, rates.communication),
     ]
-    return make_table(columns, table_rows(longest, Bandwidth), notes=notes)
+    return make_table(
+        columns,
+        table_rows(longest, Bandwidth),
+        notes=notes,
+        caption="Bytes over transfer, waiting apart; the operations that take longest",
+        search=lambda row: f"label:={row.label}",
+    )
 
 
 def _measured_elsewhere(communication: pl.DataFrame) -> list[str]:
@@ -270,7 +287,12 @@ def experts_table(analysis: Analysis) -> Table | None:
     largest = rates.experts.head(MAX_RATE_ROWS).sort("rank")
     table = largest.join(work, on=["rank", "group"], how="left", maintain_order="left")
     table = table.with_columns(most_in=pl.format("{} of {}", "largest", "exchanges"))
-    return make_table(columns, table.rows(named=True), notes=_expert_notes(analysis, rates))
+    return make_table(
+        columns,
+        table.rows(named=True),
+        notes=_expert_notes(analysis, rates),
+        caption="What each rank receives in the forward's dispatches, and what its experts compute",
+    )
 
 
 def _expert_notes(analysis: Analysis, rates: RunRates) -> list[str]:
