@@ -36,7 +36,8 @@ def html_table(
         body += f'<tr><td colspan="{len(heads)}">… and {len(rows) - MAX_ROWS} more</td></tr>'
     items = "".join(f"<li>{html(note)}</li>" for note in notes)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if heads else ""
-    return f"<p><b>{html(title)}</b></p>{table}" + (f"<ul>{items}</ul>" if items else "")
+    heading = f"<p><b>{html(title)}</b></p>" if title else ""
+    return f"{heading}{table}" + (f"<ul>{items}</ul>" if items else "")
 
 
 def _cell(value: object) -> str:

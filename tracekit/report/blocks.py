@@ -10,6 +10,7 @@ import msgspec
 from tracekit._util.text import percent, short_ms
 from tracekit.documents.findings import Finding
 from tracekit.report.notices import NoticeLine
+from tracekit.report.table import Table
 
 PartKind = Literal[
     "compute", "exposed", "exposed_copy", "phase", "weight_update", "idle", "unrecorded"
@@ -115,4 +116,6 @@ class Warnings(msgspec.Struct, frozen=True):
     warnings: Sequence[NoticeLine]
 
 
-Block = Headline | StepBar | Sentence | FindingItem | Warnings
+Line = Headline | StepBar | Sentence | FindingItem | Warnings
+"""Blocks that are lines of text."""
+Block = Line | Table

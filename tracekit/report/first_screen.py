@@ -19,9 +19,9 @@ from tracekit.documents.roles import Iteration
 from tracekit.metrics.process_phases import TRAIN, WEIGHT_SYNC
 from tracekit.report.blocks import (
     BarPart,
-    Block,
     FindingItem,
     Headline,
+    Line,
     PartKind,
     Sentence,
     StepBar,
@@ -70,7 +70,7 @@ MAX_END_DIFFERENCE_SHARE = 0.01
 up to which times that compare ranks have three digits."""
 
 
-def first_screen(view: View) -> list[Block]:
+def first_screen(view: View) -> list[Line]:
     """Return the blocks of the first screen."""
     return [
         headline(view),
@@ -83,7 +83,7 @@ def first_screen(view: View) -> list[Block]:
     ]
 
 
-def brief_screen(view: View) -> list[Block]:
+def brief_screen(view: View) -> list[Line]:
     """Return the beginning of the first screen, up to the first finding."""
     blocks = first_screen(view)
     for number, block in enumerate(blocks, start=1):
@@ -103,7 +103,7 @@ def first_sentences(view: View) -> list[str]:
     return [_plain_text(block) for block in first_screen(view)]
 
 
-def _plain_text(block: Block) -> str:
+def _plain_text(block: Line) -> str:
     """Return a block as one line."""
     match block:
         case Headline():
@@ -119,7 +119,7 @@ def _plain_text(block: Block) -> str:
             return f"{counted(len(block.warnings), 'warning')}: {first}"
 
 
-def _findings(view: View) -> Iterator[Block]:
+def _findings(view: View) -> Iterator[Line]:
     """Yield what to do first, with its heading."""
     findings = first_findings(view.findings)
     if not findings:

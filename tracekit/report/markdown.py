@@ -149,6 +149,8 @@ def draw_block(block: Block) -> str:
             return _finding(block)
         case Warnings():
             return _first_warning(block)
+        case Table():
+            return render_table(block)
 
 
 def _sentence(sentence: Sentence) -> str:
@@ -308,12 +310,13 @@ DRAWINGS: Mapping[str, Callable[[View], str]] = {
 
 
 def _sections(view: View) -> Iterator[str]:
-    """Yield the sections, each drawn or as its table; empty if there is nothing to say."""
+    """Yield the sections, each drawn by a function of its own or block by block; empty if there is nothing to say."""
     for section in sections_of("markdown"):
         if section.id in DRAWINGS:
             yield DRAWINGS[section.id](view)
-        elif section.table is not None:
-            yield _section(section.title, section.table(view))
+        elif blocks := section.blocks(view):
+            drawn = "\n\n".join(map(draw_block, blocks))
+            yield f"### {markdown(section.title)}\n\n{drawn}"
 
 
 def render_diff(result: DiffDocument) -> str:

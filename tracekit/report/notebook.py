@@ -14,10 +14,13 @@ from tracekit.documents.analysis import Budget, Figures
 from tracekit.documents.findings import Finding
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.step_time import summarize_steps
+from tracekit.report.blocks import Block, Sentence
 from tracekit.report.findings import findings_of
-from tracekit.report.terminal.first_screen import first_screen, saving
+from tracekit.report.sections import SECTIONS, section_words
+from tracekit.report.table import Table
+from tracekit.report.terminal.first_screen import block_lines, first_screen, saving
 from tracekit.report.terminal.screen import Screen
-from tracekit.report.text import at_least
+from tracekit.report.text import at_least, capitalize
 from tracekit.report.view import view_of
 
 NOTEBOOK_WIDTH = 100
@@ -33,7 +36,30 @@ def analysis_html(analysis: Analysis) -> str:
     if findings:
         parts.append(_folded("All findings", findings_html(findings)))
     parts.append(_folded("Ranks", _rank_table(analysis)))
+    words = section_words(view)
+    for section in SECTIONS:
+        if blocks := section.blocks(view):
+            parts.append(_folded(section.heading(words), "".join(map(block_html, blocks))))
     return "".join(parts)
+
+
+def block_html(block: Block) -> str:
+    """Return a block of a section.
+
+    >>> block_html(Sentence("it waits"))
+    '<p>It waits.</p>'
+    """
+    if isinstance(block, Table):
+        rows = []
+        for row in block.rows:
+            rows.append(
+                [column.shown(value) for column, value in zip(block.columns, row, strict=True)]
+            )
+        heads = [column.name for column in block.columns]
+        return html_table(block.caption, heads, rows, notes=block.remarks())
+    if isinstance(block, Sentence):
+        return f"<p>{html(capitalize(block.text))}.</p>"
+    return screen_html(*block_lines(block, NOTEBOOK_WIDTH))
 
 
 def findings_html(findings: Sequence[Finding]) -> str:

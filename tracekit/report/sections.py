@@ -1,24 +1,30 @@
-"""The sections of a report of an analysis: each is declared once, for the terminal, Markdown and the page.
+"""The sections of a report of an analysis: each is declared once, for the terminal, Markdown, the page and notebooks.
 
-A section has one table that all of them show, or is drawn by each in its own way under its id:
-``terminal.analysis``, ``markdown`` and the page's template have the drawings. What a page shows
-inside another section has that section's id as its ``part_of``.
+A section's ``build`` returns blocks, which each medium draws with one function per kind of block: a
+new section is one such function and its entry here. What is more than blocks is drawn by a medium
+under the section's id: ``terminal.analysis``, ``markdown`` and ``html/assets/sections`` have such
+drawings. What a page shows inside another section has that section's id as its ``part_of``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from tracekit._util.text import counted
-from tracekit.report.table import Table
+from tracekit.report.blocks import Block
 from tracekit.report.view import View
 
 Medium = Literal["terminal", "markdown", "page"]
 ALL: tuple[Medium, ...] = ("terminal", "markdown", "page")
 TEXT_MEDIA: tuple[Medium, ...] = ("terminal", "markdown")
+
+
+def nothing(_view: View) -> Sequence[Block | None]:
+    """Return no blocks: each medium draws such a section in its own way."""
+    return ()
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,10 +43,16 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     """Section of the page that shows it too."""
     media: tuple[Medium, ...] = ALL
     """Where it is shown."""
-    table: Callable[[View], Table | None] | None = None
-    """Its table; None if each medium draws it."""
+    tab: str = ""
+    """Tab of the page's navigation that it stands under."""
+    build: Callable[[View], Sequence[Block | None]] = nothing
+    """Its blocks, which all media draw; those that have more than that draw it under its id."""
     when_asked: bool = False
     """Whether the terminal shows it only when it is asked for by name."""
+
+    def blocks(self, view: View) -> list[Block]:
+        """Return its blocks, without those that have nothing to say."""
+        return [block for block in self.build(view) if block is not None]
 
     def heading(self, words: Mapping[str, str]) -> str:
         """Return the heading of the terminal."""
@@ -50,115 +62,124 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
 SECTIONS: tuple[Section, ...] = (
     Section(
-        id="timeline", title="Timeline", name="Timeline", about="every event of every rank", media=("page",)
+        id="timeline", tab="Timeline", title="Timeline", name="Timeline", about="every event of every rank",
+        media=("page",),
     ),
-    Section(id="roles", title="Roles, iterations and weight updates", name="Roles"),
-    Section(id="iterations", title="Iterations", name="Iterations", media=("page",)),
-    Section(id="weight-updates", title="Weight updates", name="Weight updates", media=("page",)),
+    Section(id="iterations", tab="Roles", title="Iterations", name="Iterations", media=("page",)),
+    Section(id="roles", tab="Roles", title="Roles, iterations and weight updates", name="Roles"),
+    Section(id="weight-updates", tab="Roles", title="Weight updates", name="Weight updates", media=("page",)),
     Section(
-        id="budget", title="Where the {steps}{of_role} went", scope="shares of the span{of_ranks}",
+        id="budget", tab="Budget", title="Where the {steps}{of_role} went", scope="shares of the span{of_ranks}",
         name="Budget", about="where the {step_or_steps} went",
     ),
     Section(
-        id="ranks", title="Over the ranks", scope="shares of each rank's span",
+        id="ranks", tab="Budget", title="Over the ranks", scope="shares of each rank's span",
         name="Ranks", about="how figures are spread over them", media=("terminal", "page"),
     ),
     Section(id="compute", title="Compute", scope="{over}", part_of="overlap", media=("terminal",)),
     Section(
-        id="overlap", title="Communication and copies: what compute hides", scope="{over}",
+        id="overlap", tab="Budget", title="Communication and copies: what compute hides", scope="{over}",
         name="Overlap", about="what ran, and what compute hides", media=("terminal", "page"),
     ),
     Section(
         id="beside", title="What hides what", scope="{over}", part_of="overlap", media=TEXT_MEDIA,
-        table=lambda view: view.beside,
+        build=lambda view: [view.beside],
     ),
     Section(
         id="hiding", title="What hiding communication costs the compute beside it", scope="{over}",
-        part_of="overlap", media=("terminal",), table=lambda view: view.hiding,
+        part_of="overlap", media=("terminal",), build=lambda view: [view.hiding],
     ),
     Section(
-        id="idle", title="{idle}", name="{idle_name}", about="{idle_about}", media=("terminal", "page"),
-        table=lambda view: view.idle,
+        id="idle", tab="Budget", title="{idle}", name="{idle_name}", about="{idle_about}", media=("terminal", "page"),
+        build=lambda view: [view.idle],
     ),
     Section(
-        id="host", title="What the host did instead of launching", scope="launch-bound idle, {over}",
+        id="host", tab="Budget", title="What the host did instead of launching", scope="launch-bound idle, {over}",
         name="Host", about="what it did instead of launching", media=("terminal", "page"),
-        table=lambda view: view.instead,
+        build=lambda view: [view.instead],
     ),
-    Section(id="schedule", title="Against its ideal schedule", name="Schedule", about="measured above its ideal"),
-    Section(id="gap", title="From the ideal to the run", name="Gap", about="to the ideal, by cause", media=("page",)),
     Section(
-        id="phases", title="Micro-batches overlap: what compute hides, by phase", name="Phases",
+        id="schedule", tab="Schedule", title="Against its ideal schedule", name="Schedule",
+        about="measured above its ideal",
+    ),
+    Section(
+        id="gap", tab="Schedule", title="From the ideal to the run", name="Gap", about="to the ideal, by cause",
+        media=("page",),
+    ),
+    Section(
+        id="phases", tab="Schedule", title="Micro-batches overlap: what compute hides, by phase", name="Phases",
         about="micro-batches overlap: what compute hides, by phase", media=("terminal", "page"),
-        table=lambda view: view.phases,
+        build=lambda view: [view.phases],
     ),
     Section(
-        id="critical-path", title="Critical path: what the step had to wait for, in order of time",
+        id="critical-path", tab="Critical path", title="Critical path: what the step had to wait for, in order of time",
         name="Critical path", about="what the step had to wait for", media=("terminal", "page"),
     ),
     Section(
-        id="changes", title="What a change would give", name="What if", about="what a change would give",
-        table=lambda view: view.changes,
+        id="changes", tab="Critical path", title="What a change would give", name="What if",
+        about="what a change would give",
+        build=lambda view: [view.changes],
     ),
-    Section(id="by", title="{by}", name="{by_name}", about="{by_about}", table=lambda view: view.by),
+    Section(id="by", tab="Kernels", title="{by}", name="{by_name}", about="{by_about}", build=lambda view: [view.by]),
     Section(
-        id="rates", title="Rates", name="Rates", about="how fast {rates_of} ran", media=("page",)
+        id="rates", tab="Kernels", title="Rates", name="Rates", about="how fast {rates_of} ran", media=("page",)
     ),
     Section(
         id="products", title="How fast products ran", scope="{over}; over their own time",
-        part_of="rates", media=("terminal",), table=lambda view: view.products,
+        part_of="rates", media=("terminal",), build=lambda view: [view.products],
     ),
     Section(
         id="communication", title="How fast communication ran", scope="bytes over transfer, waiting apart",
-        part_of="rates", media=("terminal",), table=lambda view: view.communication,
+        part_of="rates", media=("terminal",), build=lambda view: [view.communication],
     ),
     Section(
         id="experts", title="Experts: what each rank receives in the forward's dispatches",
-        part_of="rates", media=TEXT_MEDIA, table=lambda view: view.experts,
+        part_of="rates", media=TEXT_MEDIA, build=lambda view: [view.experts],
     ),
     Section(
-        id="memory", title="Memory: the most each rank held (GB)", name="Memory",
-        table=lambda view: view.memory,
+        id="memory", tab="Memory", title="Memory: the most each rank held (GB)", name="Memory",
+        build=lambda view: [view.memory],
     ),
     Section(
         id="memory-contents", title="Memory: what fills each rank at its peak (GB)",
-        part_of="memory", media=TEXT_MEDIA, table=lambda view: view.memory_contents,
+        part_of="memory", media=TEXT_MEDIA, build=lambda view: [view.memory_contents],
     ),
     Section(
         id="memory-lines", title="Memory: the source lines that hold most",
-        part_of="memory", media=TEXT_MEDIA, table=lambda view: view.memory_lines,
+        part_of="memory", media=TEXT_MEDIA, build=lambda view: [view.memory_lines],
     ),
     Section(
         id="memory-account", title="Memory: where it was when it ran out",
-        part_of="memory", media=TEXT_MEDIA, table=lambda view: view.memory_account,
+        part_of="memory", media=TEXT_MEDIA, build=lambda view: [view.memory_account],
     ),
     Section(
         id="memory-remedies", title="Memory: what would have made it fit",
-        part_of="memory", media=TEXT_MEDIA, table=lambda view: view.memory_remedies,
+        part_of="memory", media=TEXT_MEDIA, build=lambda view: [view.memory_remedies],
     ),
     Section(
-        id="stragglers", title="Whom the others wait for", name="Waits", about="whom the others wait for",
-        table=lambda view: view.waited_for,
+        id="stragglers", tab="Critical path", title="Whom the others wait for", name="Waits",
+        about="whom the others wait for",
+        build=lambda view: [view.waited_for],
     ),
     Section(
         id="imbalance", title="Unequal work of the ranks", part_of="stragglers", media=TEXT_MEDIA,
-        table=lambda view: view.imbalance,
+        build=lambda view: [view.imbalance],
     ),
     Section(
         id="slowdown", title="What slows the pipeline down", part_of="stragglers", media=TEXT_MEDIA,
-        table=lambda view: view.slowdown,
+        build=lambda view: [view.slowdown],
     ),
-    Section(id="steps", title="Steps", name="Steps", media=("terminal", "page")),
-    Section(id="copies", title="Copies", name="Copies", table=lambda view: view.copies),
-    Section(id="reload", title="Weight reload", name="Weight reload"),
+    Section(id="steps", tab="Budget", title="Steps", name="Steps", media=("terminal", "page")),
+    Section(id="copies", tab="Kernels", title="Copies", name="Copies", build=lambda view: [view.copies]),
+    Section(id="reload", tab="Schedule", title="Weight reload", name="Weight reload"),
     Section(
-        id="kernels", title="The longest kernels", name="Kernels", about="the longest",
-        table=lambda view: view.kernel_table, when_asked=True,
+        id="kernels", tab="Kernels", title="The longest kernels", name="Kernels", about="the longest",
+        build=lambda view: [view.kernel_table], when_asked=True,
     ),
-    Section(id="warnings", title="Warnings", name="Warnings ({warnings})"),
-    Section(id="findings", title="What to do next", name="Findings", media=("terminal", "page")),
+    Section(id="warnings", tab="Notes", title="Warnings", name="Warnings ({warnings})"),
+    Section(id="findings", tab="Findings", title="What to do next", name="Findings", media=("terminal", "page")),
     Section(
-        id="definitions", title="How each number is defined", name="Definitions",
+        id="definitions", tab="Notes", title="How each number is defined", name="Definitions",
         about="how each number is defined", media=("terminal", "page"), when_asked=True,
     ),
 )  # fmt: skip
@@ -235,18 +256,23 @@ def section_words(view: View) -> dict[str, str]:
     }
 
 
-TABS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Findings", ("findings",)),
-    ("Timeline", ("timeline",)),
-    ("Schedule", ("schedule", "gap", "phases", "reload")),
-    ("Roles", ("iterations", "roles", "weight-updates")),
-    ("Budget", ("budget", "ranks", "overlap", "idle", "host", "steps")),
-    ("Memory", ("memory",)),
-    ("Critical path", ("critical-path", "stragglers", "changes")),
-    ("Kernels", ("kernels", "by", "rates", "copies")),
-    ("Notes", ("warnings", "definitions")),
+TABS = (
+    "Findings",
+    "Timeline",
+    "Schedule",
+    "Roles",
+    "Budget",
+    "Memory",
+    "Critical path",
+    "Kernels",
+    "Notes",
 )
-"""Tabs of the page's navigation, nine at most, and the sections that stand together under each."""
+"""Tabs of the page's navigation, nine at most."""
+
+
+def page_sections() -> list[Section]:
+    """Return the sections of the page: tab by tab, in the order of the list."""
+    return sorted(sections_of("page"), key=lambda section: TABS.index(section.tab))
 
 
 def page_tabs(section_ids: Collection[str]) -> list[tuple[str, list[str]]]:
@@ -255,12 +281,11 @@ def page_tabs(section_ids: Collection[str]) -> list[tuple[str, list[str]]]:
     >>> page_tabs(["findings", "overlap", "stragglers"])
     [('Findings', ['findings']), ('Budget', ['overlap']), ('Critical path', ['stragglers'])]
     """
-    tabs = []
-    for name, ids in TABS:
-        shown = [section_id for section_id in ids if section_id in section_ids]
-        if shown:
-            tabs.append((name, shown))
-    return tabs
+    ids_of_tab: dict[str, list[str]] = {}
+    for section in page_sections():
+        if section.id in section_ids:
+            ids_of_tab.setdefault(section.tab, []).append(section.id)
+    return list(ids_of_tab.items())
 
 
 def page_headings(view: View) -> dict[str, tuple[str, str]]:

@@ -11,7 +11,7 @@ from tracekit.documents.analysis import Figures
 from tracekit.documents.diff import DiffDocument, Waterfall
 from tracekit.documents.page import DiffData, DiffSide, PageData, RankRemark, ScheduleChoice
 from tracekit.memory.page_charts import charts_of_analysis
-from tracekit.report.blocks import Block, FindingItem, Headline, Sentence
+from tracekit.report.blocks import FindingItem, Headline, Line, Sentence
 from tracekit.report.ci import finding_words, words
 from tracekit.report.first_screen import first_screen, further_findings
 from tracekit.report.html.charts import (
@@ -25,7 +25,7 @@ from tracekit.report.html.drawings import phase_drawing, update_drawings
 from tracekit.report.html.finding_links import SECTION_OF_CODE
 from tracekit.report.html.places import PathNames, busiest_rank, different_ranks, places_on_page
 from tracekit.report.html.templates import render_page
-from tracekit.report.sections import page_headings, page_tabs
+from tracekit.report.sections import page_headings, page_sections, page_tabs
 from tracekit.report.view import input_path, view_of
 from tracekit.report.view.changed_steps import changed_lanes
 from tracekit.report.view.pipeline import Rung, waterfall
@@ -89,6 +89,8 @@ def render_html(analysis: Analysis) -> str:
         memory_charts=memory is not None,
         v=view,
         headings=page_headings(view),
+        section_ids=[section.id for section in page_sections()],
+        blocks_of={section.id: section.blocks(view) for section in page_sections()},
         tabs=page_tabs,
         places={finding.number: finding.places for finding in places},
         facts=facts,
@@ -117,15 +119,15 @@ def render_html(analysis: Analysis) -> str:
 class FirstBlocks(msgspec.Struct, frozen=True):
     """The blocks of the first screen, by where the page has them."""
 
-    step: Sequence[Block]
+    step: Sequence[Line]
     """Above the findings and the picture: the bar and what is to be said of the step."""
     heading: Sentence
     findings: Sequence[FindingItem]
-    certainty: Sequence[Block]
+    certainty: Sequence[Line]
     """Below the findings: how sure the figures are, and warnings."""
 
 
-def _arrange(blocks: Sequence[Block]) -> tuple[Headline, FirstBlocks]:
+def _arrange(blocks: Sequence[Line]) -> tuple[Headline, FirstBlocks]:
     """Return the headline, which the page has in its header, and the other blocks of the first screen."""
     headline = next(block for block in blocks if isinstance(block, Headline))
     heading = next(

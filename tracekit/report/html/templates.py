@@ -138,6 +138,7 @@ def format_mean_count(count: float) -> str:
 def row_search(table: Table, row: int) -> str:
     """Return the search of the timeline that a row leads to; empty if there is none.
 
+    >>> from tracekit.report.table import Column
     >>> table = Table((Column("rank", "rank"), Column("in", "label")), ((2, "dp_comm"),))
     >>> row_search(table, 0)
     'label:=dp_comm rank:2'

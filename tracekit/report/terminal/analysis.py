@@ -13,6 +13,7 @@ from rich.text import Text
 from tracekit._util.text import counted, percent
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import RankFigures
+from tracekit.report.blocks import Block
 from tracekit.report.first_screen import finding_items
 from tracekit.report.palette import (
     BAD,
@@ -29,8 +30,13 @@ from tracekit.report.sections import (
     sections_of,
     with_parts,
 )
-from tracekit.report.table import Column, make_table
-from tracekit.report.terminal.first_screen import UNICODE_BLOCKS, finding_lines, first_screen
+from tracekit.report.table import Column, Table, make_table
+from tracekit.report.terminal.first_screen import (
+    UNICODE_BLOCKS,
+    block_lines,
+    finding_lines,
+    first_screen,
+)
 from tracekit.report.terminal.fleet import many_ranks
 from tracekit.report.terminal.schedule import draw_schedule, render_schedule, what_if
 from tracekit.report.terminal.screen import Screen
@@ -405,12 +411,19 @@ SHORT_TITLES = {"schedule": "Schedule"}
 BRIEF_TITLES = {"schedule": "What other schedules would take"}
 
 
+def draw_block(block: Block, width: int) -> RenderableType | None:
+    """Return a block of a section."""
+    if isinstance(block, Table):
+        return render_table(block, width)
+    return Group(*block_lines(block, width))
+
+
 def draw_section(section: Section, view: View, width: int) -> RenderableType | None:
-    """Return a section, drawn or as its table; None if there is nothing to say."""
+    """Return a section, drawn by a function of its own or block by block; None if there is nothing to say."""
     drawing = DRAWINGS.get(section.id)
     if drawing is not None:
         return drawing(view, width)
-    return None if section.table is None else render_table(section.table(view), width)
+    return stack(*(draw_block(block, width) for block in section.blocks(view)))
 
 
 def chosen_sections(

@@ -13,9 +13,9 @@ from tracekit._util.text import counted, percent, short_ms, size
 from tracekit.documents.findings import Finding
 from tracekit.report import first_screen as content
 from tracekit.report.blocks import (
-    Block,
     FindingItem,
     Headline,
+    Line,
     PartKind,
     Sentence,
     StepBar,
@@ -81,14 +81,14 @@ def first_screen(
     blocks = content.brief_screen(view) if brief else content.first_screen(view)
     lines: list[Text] = []
     for block in blocks:
-        lines += draw_block(block, width, unicode=unicode, full="--full" not in options)
+        lines += block_lines(block, width, unicode=unicode, full="--full" not in options)
     if options and not brief:
         shown = [block.number for block in blocks if isinstance(block, FindingItem)]
         lines += hint_lines(view, width, options=options, shown=shown)
     return lines
 
 
-def draw_block(block: Block, width: int, *, unicode: bool = True, full: bool = False) -> list[Text]:
+def block_lines(block: Line, width: int, *, unicode: bool = True, full: bool = False) -> list[Text]:
     """Return the lines of a block; *full* if all that it leaves out stands below."""
     match block:
         case Headline():
