@@ -15,7 +15,7 @@ import msgspec
 import polars as pl
 
 from tracekit.analysis.measure.tables import RankTables
-from tracekit.run.measure import Options
+from tracekit.run.measure import SourceWorker
 from tracekit.store.sources import find
 
 LAYERS, STEPS = 20, 4
@@ -172,7 +172,7 @@ def tables_of_faulty_run(folder: Path, ranks: int, fault: Fault) -> list[RankTab
     their traces would be.
     """
     traces = write_faulty_run(folder, ranks, fault, written=4)
-    options = Options(graph=True, with_pipeline=False)
+    options = SourceWorker(graph=True, with_pipeline=False)
     measured = [table for ref in find(traces).refs for table in options.source_tables(ref)]
     measured.sort(key=lambda table: table.source.rank)
     others = [_renumbered(measured[rank % 2], rank) for rank in range(4, ranks)]

@@ -37,7 +37,7 @@ from tracekit.report.notices import error_message, notice_sentence
 from tracekit.run import ingest as ingesting
 from tracekit.run.analyze import analyze
 from tracekit.run.dask import cluster
-from tracekit.run.measure import Options
+from tracekit.run.measure import SourceWorker
 from tracekit.schema import LABELLED
 from tracekit.store.files import CHECKSUM_KEY, open_store, read_entry, with_checksum, write_rank
 from tracekit.store.sources import find, read_ref
@@ -118,7 +118,7 @@ def same(a, b, name=""):
 
 @pytest.mark.parametrize("name", ["1f1b", "steps/a", "reload", "vpp-overlap", "nsys-1f1b"])
 def test_tables_come_back_exactly(samples, tmp_path, name):
-    made = Options().source_tables(find(samples / name).refs[0])[0]
+    made = SourceWorker().source_tables(find(samples / name).refs[0])[0]
     write_tables(made, tmp_path)
     back = read_tables(tmp_path)
     same(made, back)
@@ -127,7 +127,9 @@ def test_tables_come_back_exactly(samples, tmp_path, name):
 
 
 def test_the_pieces_of_the_path_stay_in_the_store_until_they_are_loaded(samples, tmp_path):
-    write_tables(Options().source_tables(find(samples / "1f1b", ranks=[1]).refs[0])[0], tmp_path)
+    write_tables(
+        SourceWorker().source_tables(find(samples / "1f1b", ranks=[1]).refs[0])[0], tmp_path
+    )
     tables = read_tables(tmp_path)
     assert (tables.pipeline.has_work, sorted(tables.pipeline.peers)) == (True, [0, 2])
     assert tables.path.load().height > 100
@@ -140,7 +142,7 @@ def test_the_pieces_of_the_path_stay_in_the_store_until_they_are_loaded(samples,
 
 
 def test_tables_of_another_version_or_damaged_ones_are_not_taken(samples, tmp_path, monkeypatch):
-    made = Options(with_pipeline=False).source_tables(find(samples / "reload").refs[0])[0]
+    made = SourceWorker(with_pipeline=False).source_tables(find(samples / "reload").refs[0])[0]
     file = write_tables(made, tmp_path)
     monkeypatch.setattr("tracekit.analysis.persistence.__version__", "0.0.0")
     assert read_tables(tmp_path) is None
@@ -151,7 +153,7 @@ def test_tables_of_another_version_or_damaged_ones_are_not_taken(samples, tmp_pa
 
 
 def test_tables_that_lack_a_field_are_measured_again(samples, tmp_path):
-    write_tables(Options().source_tables(find(samples / "reload").refs[0])[0], tmp_path)
+    write_tables(SourceWorker().source_tables(find(samples / "reload").refs[0])[0], tmp_path)
     with zipfile.ZipFile(tmp_path / "tables.zip") as packed:
         members = {name: packed.read(name) for name in packed.namelist()}
     document = json.loads(members["tables.json"])
@@ -249,7 +251,7 @@ def test_dask_with_a_worker_killed_in_the_middle_gives_the_same_tables(serial, t
             answer = analyze(traces, executor=executor, workers=workers_left)
     assert answer.to_json() == serial.to_json()
     assert without_paths(analyze(store).to_json()) == without_paths(serial.to_json())
-    alone = Options(graph=True)  # as ingest
+    alone = SourceWorker(graph=True)  # as ingest
     stored = read_tables(store / f"rank={RANKS - 1}")
     same(alone.source_tables(find(traces, ranks=[RANKS - 1]).refs[0])[0], stored)
 

@@ -13,7 +13,7 @@ from tracekit.errors import InputError, OptionError
 from tracekit.run.analyze import analyze
 from tracekit.run.ingest import ingest
 from tracekit.run.load import load
-from tracekit.run.measure import Options
+from tracekit.run.measure import SourceWorker
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
@@ -62,8 +62,8 @@ def test_missing_ranks_are_said(samples):
 @pytest.mark.parametrize(("ranks", "with_events"), [(2, 2), (3, 0)])
 def test_large_runs_have_no_single_events(tmp_path, monkeypatch, ranks, with_events):
     """The limit is 64 ranks; a lower one here saves the time of analysing so many."""
-    assert Options(keep_events=True).for_ranks(64).keep_events
-    assert not Options(keep_events=True).for_ranks(65).keep_events
+    assert SourceWorker(keep_events=True).for_ranks(64).keep_events
+    assert not SourceWorker(keep_events=True).for_ranks(65).keep_events
     monkeypatch.setattr("tracekit.run.measure.MAX_RANKS_WITH_EVENTS", 2)
     kernel = {
         "ph": "X",

@@ -155,9 +155,9 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
     """Write a rank's tables into its folder of a store; return the file.
 
     >>> import tempfile
-    >>> from tracekit.run.measure import Options
+    >>> from tracekit.run.measure import SourceWorker
     >>> from tracekit.store.sources import find
-    >>> measured = Options().source_tables(find("sample_traces/reload", ranks=[0]).refs[0])[0]
+    >>> measured = SourceWorker().source_tables(find("sample_traces/reload", ranks=[0]).refs[0])[0]
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = write_tables(measured, folder)
     >>> read_tables(folder).operations.equals(measured.operations)

@@ -30,7 +30,7 @@ from tracekit.pipeline.reconstruct.parallel_groups import split_layout
 from tracekit.results import AnalysisResult
 from tracekit.roles.combine import combine_roles, main_role
 from tracekit.run import driver
-from tracekit.run.measure import Options
+from tracekit.run.measure import SourceWorker
 from tracekit.store.source_workers import map_sources, pipeline_map
 from tracekit.store.sources import OneRole, PathList, Paths, attach_named_capture, failure_notices
 from tracekit.store.trace import Trace
@@ -132,7 +132,7 @@ def analyze(
             resume=resume,
             overwrite=overwrite,
         )
-    options = Options(
+    worker = SourceWorker(
         rules=run_input.rules,
         # An executor's workers may run in another folder.
         base=None if executor is None else str(Path.cwd()),
@@ -148,11 +148,11 @@ def analyze(
     )
     roles_named_by_caller = isinstance(traces, Mapping)
 
-    def measure_and_combine(options: Options) -> AnalysisResult:
-        """Return the result with these options."""
-        measured = _measure(
+    def measure_and_combine(worker: SourceWorker) -> AnalysisResult:
+        """Return the result of what this worker measures."""
+        measured = _measure_run(
             run_input,
-            options,
+            worker,
             capture=capture,
             workers=workers,
             executor=executor,
@@ -186,9 +186,9 @@ def analyze(
         )
         return AnalysisResult.of(analysis)
 
-    result = measure_and_combine(options)
+    result = measure_and_combine(worker)
     if stacks is None and any(map(asks_for_stacks, result.once(find))):
-        return measure_and_combine(replace(options, stacks=True))
+        return measure_and_combine(replace(worker, stacks=True))
     give_back_memory()  # of the replays that findings rest on
     return result
 
@@ -297,9 +297,9 @@ class _MeasuredRanks:
     notices: tuple[Notice, ...]
 
 
-def _measure(
+def _measure_run(
     run_input: _RunInput,
-    options: Options,
+    worker: SourceWorker,
     *,
     capture: PathList | None,
     workers: int | None,
@@ -311,16 +311,16 @@ def _measure(
     *named* if the caller of ``analyze`` named the roles.
     """
     if isinstance(run_input.traces, Trace):
-        return _measure_trace(run_input.traces, options)
+        return _measure_trace(run_input.traces, worker)
     strict = run_input.on_damage == "error"
     discovery = driver.find_sources(
-        run_input.traces, ranks=options.ranks, rank=run_input.file_rank, strict=strict
+        run_input.traces, ranks=worker.ranks, rank=run_input.file_rank, strict=strict
     )
     refs = attach_named_capture(discovery.refs, capture)
     results = _tables_of_sources(
-        options.for_ranks(len(refs)), refs, workers=workers, executor=executor
+        worker.for_ranks(len(refs)), refs, workers=workers, executor=executor
     )
-    ranks, run_notices = _check_results(results, options.ranks, strict=strict, named=named)
+    ranks, run_notices = _check_results(results, worker.ranks, strict=strict, named=named)
     _check_capture_used(capture, ranks)
     return _MeasuredRanks(
         ranks=ranks,
@@ -330,19 +330,19 @@ def _measure(
 
 
 def _tables_of_sources(
-    options: Options,
+    worker: SourceWorker,
     refs: Sequence[SourceRef],
     *,
     workers: int | None,
     executor: Executor | None,
 ) -> list[ItemResult[SourceRef, list[RankTables]]]:
     """Return the tables of every source: those of a store that holds them, the others measured on workers."""
-    stored = options.stored_tables(refs)
+    stored = worker.stored_tables(refs)
     others = [index for index in range(len(refs)) if index not in stored]
     results = []
     if others:
         measured = map_sources(
-            options.source_tables,
+            worker.source_tables,
             [refs[index] for index in others],
             workers=workers,
             executor=executor,
@@ -352,7 +352,7 @@ def _tables_of_sources(
         results += [replace(result, index=others[result.index]) for result in measured]
 
     def as_asked_for(index: int) -> list[RankTables]:
-        return [options.as_asked_for(stored[index], refs[index])]
+        return [worker.as_asked_for(stored[index], refs[index])]
 
     for result in map_items(as_asked_for, list(stored), workers=1):
         index = result.item
@@ -408,18 +408,18 @@ def _check_capture_used(capture: PathList | None, ranks: Sequence[MeasuredRank])
     raise InputError("the traces replay no graph", hint="leave --capture out")
 
 
-def _measure_trace(trace: Trace, options: Options) -> _MeasuredRanks:
+def _measure_trace(trace: Trace, worker: SourceWorker) -> _MeasuredRanks:
     """Measure the ranks of a trace in memory."""
     parts = [
-        part for part in trace.parts if options.ranks is None or part.source.rank in options.ranks
+        part for part in trace.parts if worker.ranks is None or part.source.rank in worker.ranks
     ]
-    requested = options.ranks or frozenset()
+    requested = worker.ranks or frozenset()
     if absent := requested.difference(trace.ranks):
         raise unknown_rank_error(absent, trace.ranks)
-    options = options.for_ranks(len(parts))
+    worker = worker.for_ranks(len(parts))
     ranks: list[MeasuredRank] = []
     for part in parts:
-        tables = options.measure(part, frames=options.frames_of(part))
+        tables = worker.measure(worker.label(part), worker.frames_of(part))
         ranks.append((part.source.role, tables))
     return _MeasuredRanks(
         ranks=_without_copies(ranks, trace.notices),

@@ -37,8 +37,8 @@ _IS_FRAME = pl.col("kind") == "python"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """Options of measuring a rank; picklable, so that ``source_tables`` can run on any executor."""
+class SourceWorker:
+    """Reads and measures sources as the options say; picklable, so that ``source_tables`` can run on any executor."""
 
     rules: str | Path | RuleBook | None = None
     steps: str | None = None
@@ -61,22 +61,13 @@ class Options:
     compress_graph: bool = False
     """Keep that as it is in a store."""
 
-    def for_ranks(self, count: int) -> Options:
-        """Return the options for a run of *count* ranks: those of large runs keep no events for the page's timeline."""
+    def for_ranks(self, count: int) -> SourceWorker:
+        """Return the worker for a run of *count* ranks: those of large runs keep no events for the page's timeline."""
         if count <= MAX_RANKS_WITH_EVENTS:
             return self
         return replace(self, keep_events=False, compress_graph=True)
 
-    def measure(
-        self,
-        rank: RankEvents,
-        labelled: pl.DataFrame | None = None,
-        frames: pl.DataFrame | None = None,
-    ) -> RankTables:
-        """Measure one rank that is in memory."""
-        return self._measure(self._label(rank, labelled), frames)
-
-    def _label(self, rank: RankEvents, labelled: pl.DataFrame | None = None) -> LabelledRank:
+    def label(self, rank: RankEvents, labelled: pl.DataFrame | None = None) -> LabelledRank:
         """Label one rank; the result does not hold the events that measuring does not read."""
         named = rank.source.devices[0] if rank.source.devices else ""
         if self.gpu is not None and find_gpu(named) not in (None, find_gpu(self.gpu)):
@@ -91,7 +82,7 @@ class Options:
             rank, labelled=labelled, rules=self.rules, all_columns=self.by is not None
         )
 
-    def _measure(self, labelled_rank: LabelledRank, frames: pl.DataFrame | None) -> RankTables:
+    def measure(self, labelled_rank: LabelledRank, frames: pl.DataFrame | None) -> RankTables:
         """Measure one rank that is labelled."""
         tables = measure_rank(
             labelled_rank,
@@ -111,10 +102,10 @@ class Options:
         selected.
         """
         if self.base is None or ref.url is not None:
-            return self._source_tables(ref)
+            return self._read_and_measure(ref)
         absolute = msgspec.structs.replace(ref, path=str(Path(self.base) / ref.path))
         try:
-            tables = self._source_tables(absolute)
+            tables = self._read_and_measure(absolute)
         except TracekitError as error:
             raise type(error)(
                 error.message.replace(absolute.path, ref.path), hint=error.hint
@@ -154,19 +145,20 @@ class Options:
                     stored[index] = tables
         return stored
 
-    def _source_tables(self, ref: SourceRef) -> list[RankTables]:
+    def _read_and_measure(self, ref: SourceRef) -> list[RankTables]:
         if _is_rank_of_store(ref) and self.rules is None:
             if stored := self.stored_tables([ref]):
                 return [self.as_asked_for(stored[0], ref)]
             store = open_single_store(ref.path)
             rank = _rank_of(ref)
             events = store.rank(rank)
-            return [self.measure(events, store.labelled(rank), frames=self.frames_of(events))]
+            labelled_rank = self.label(events, store.labelled(rank))
+            return [self.measure(labelled_rank, self.frames_of(events))]
         parts = read_ref(ref, ranks=self.ranks, stacks=self.stacks, lenient=self.lenient)
         tables = []
         while parts:  # a rank's events are let go when it is labelled, before it is measured
             labelled_rank, frames = self._label_without_frames(parts.pop(0))
-            tables.append(self._measure(labelled_rank, frames))
+            tables.append(self.measure(labelled_rank, frames))
         return tables
 
     def _label_without_frames(self, rank: RankEvents) -> tuple[LabelledRank, pl.DataFrame | None]:
@@ -175,10 +167,10 @@ class Options:
         Return its frames beside it, if source lines are wanted.
         """
         if not self.stacks:
-            return self._label(rank), None
+            return self.label(rank), None
         is_module = pl.col("name").cast(pl.String).str.starts_with(MODULE_PREFIX)
         plain = replace(rank, events=rank.events.filter(~_IS_FRAME | is_module))
-        return self._label(plain), self.frames_of(rank)
+        return self.label(plain), self.frames_of(rank)
 
     def frames_of(self, rank: RankEvents) -> pl.DataFrame | None:
         """Return the Python frames of a rank, if source lines are wanted."""

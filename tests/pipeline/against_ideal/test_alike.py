@@ -9,14 +9,16 @@ from tracekit.pipeline.reconstruct.parallel_groups import find_parallel_groups
 from tracekit.pipeline.reconstruct.pipeline_steps import assemble_steps
 from tracekit.pipeline.schedules import generate
 from tracekit.run.driver import find_sources
-from tracekit.run.measure import Options
+from tracekit.run.measure import SourceWorker
 from tracekit.synthetic import Recipe
 from tracekit.synthetic.files import write_run
 
 
 def of_run(path):
     """Return the pipeline tables of the ranks, and the pipelines with their steps."""
-    tables = [table for ref in find_sources(path).refs for table in Options().source_tables(ref)]
+    tables = [
+        table for ref in find_sources(path).refs for table in SourceWorker().source_tables(ref)
+    ]
     ranks = {table.source.rank: table.pipeline for table in tables}
     lines = find_parallel_groups(list(ranks.values())).pipelines
     steps = [

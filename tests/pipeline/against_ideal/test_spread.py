@@ -14,7 +14,7 @@ from tracekit.pipeline.against_ideal import compare_run
 from tracekit.pipeline.schedules import generate
 from tracekit.results import AnalysisResult
 from tracekit.run.driver import find_sources
-from tracekit.run.measure import Options
+from tracekit.run.measure import SourceWorker
 from tracekit.store.source_workers import pipeline_map
 from tracekit.synthetic import Recipe
 from tracekit.synthetic.files import write_run
@@ -34,7 +34,9 @@ def tables(tmp_path_factory):
         factor = {0: 1.5, 1: 1.5} if number == 3 else {}
         recipe = Recipe(plan, replicas=PIPELINES, steps=2, layers=1, ep_ns=0, stage_factor=factor)
         write_run(recipe, target, ranks=[number, number + PIPELINES])
-    return [table for ref in find_sources(target).refs for table in Options().source_tables(ref)]
+    return [
+        table for ref in find_sources(target).refs for table in SourceWorker().source_tables(ref)
+    ]
 
 
 @pytest.fixture

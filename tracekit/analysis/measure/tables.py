@@ -306,7 +306,7 @@ def measure_rank(
     other_steps = labelled if len(labelled) > len(gpu_events) else None
     in_full_queue = waits_for_queue(host.calls, gpu_events)
     waiting_calls = find_waiting_calls(host.calls, gpu_events, in_full_queue=in_full_queue)
-    tables = _measure_rank(
+    tables = _measure_gpu_events(
         rank,
         gpu_events,
         step_table,
@@ -384,7 +384,7 @@ def _number_steps_with_lost(
     return numbered.filter(~is_lost), numbered.filter(is_lost), notices
 
 
-def _measure_rank(
+def _measure_gpu_events(
     rank: RankEvents,
     gpu_events: pl.DataFrame,
     steps: pl.DataFrame,
@@ -400,7 +400,7 @@ def _measure_rank(
 ) -> RankTables:
     """Measure the labelled GPU events of the selected steps, over the whole window and by step.
 
-    The pipeline, the memory and the notices are added by ``rank_tables``. *other_steps* are the GPU
+    The pipeline, the memory and the notices are added by ``measure_rank``. *other_steps* are the GPU
     events of all steps, if not all were selected: some may run while a selected step does.
     """
     device = next(iter(rank.source.devices), None)
