@@ -19,6 +19,7 @@ from tracekit.metrics.step_time import (
     FreeStep,
     StepSummary,
     find_start_up_steps,
+    find_times_in_turn,
     find_unusual,
     step_budgets,
     summarize_steps,
@@ -355,3 +356,23 @@ def test_a_step_without_the_profiler_that_has_no_parts_shows_the_recorded_ones()
 )
 def test_ranks_differ_by_a_share_of_the_slowest(by_rank, spread):
     assert StepSummary(100, by_rank=by_rank).spread == spread
+
+
+class CountedTimes(list):
+    """Times of steps that count how many of them are looked at in slices."""
+
+    looked_at = 0
+
+    def __getitem__(self, key):
+        times = super().__getitem__(key)
+        if isinstance(key, slice):
+            self.looked_at += len(times)
+        return times
+
+
+@pytest.mark.parametrize("of_one_step", [100, 500])
+def test_a_period_is_looked_for_in_time_linear_in_steps(of_one_step):
+    times = CountedTimes([100] * 20_000)
+    times[-1] = of_one_step
+    assert find_times_in_turn(times) == ()
+    assert times.looked_at <= 200 * len(times)

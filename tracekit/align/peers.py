@@ -224,6 +224,8 @@ class _MessageArrays(msgspec.Struct, frozen=True, eq=False):
     """Of a send of which nothing tells what it carries neither is true."""
     rows: dict[tuple[int, bool], Ints]
     """By rank: rows of its sends (True), and of its receives."""
+    rows_of_steps: dict[tuple[int, bool, int], Ints]
+    """The same by rank, sends and step."""
 
     @classmethod
     def of(cls, messages: pl.DataFrame) -> _MessageArrays:
@@ -235,20 +237,31 @@ class _MessageArrays(msgspec.Struct, frozen=True, eq=False):
             carries_activation=pl.col("made").eq_missing("F"),
             carries_gradient=pl.col("made").eq_missing("B"),
         )
-        by_launch = timed.select("rank", "send", "launch_ns", row=pl.int_range(pl.len())).sort(
-            "launch_ns", maintain_order=True
-        )
+        by_launch = timed.select("rank", "send", "step", "launch_ns", row=pl.int_range(pl.len()))
+        by_launch = by_launch.sort("launch_ns", maintain_order=True)
         rows = {
             (cast("int", rank), bool(send)): group["row"].to_numpy()
             for (rank, send), group in by_launch.group_by("rank", "send", maintain_order=True)
         }
-        columns = [name for name in cls.__struct_fields__ if name != "rows"]
-        return cls(**{name: timed[name].to_numpy() for name in columns}, rows=rows)
+        rows_of_steps = {
+            (cast("int", rank), bool(send), cast("int", step)): group["row"].to_numpy()
+            for (rank, send, step), group in by_launch.group_by(
+                "rank", "send", "step", maintain_order=True
+            )
+        }
+        columns = [name for name in cls.__struct_fields__ if name not in ("rows", "rows_of_steps")]
+        return cls(
+            **{name: timed[name].to_numpy() for name in columns},
+            rows=rows,
+            rows_of_steps=rows_of_steps,
+        )
 
     def of_rank(self, rank: int, *, sends: bool, step: int | None = None) -> Ints:
         """Return the rows of a rank's sends or receives, in one step or in all."""
-        rows = self.rows.get((rank, sends), np.zeros(0, np.int64))
-        return rows if step is None else rows[self.step[rows] == step]
+        nothing = np.zeros(0, np.int64)
+        if step is None:
+            return self.rows.get((rank, sends), nothing)
+        return self.rows_of_steps.get((rank, sends, step), nothing)
 
     def sequence(self, rows: Ints, *, sends: bool) -> OperationSequence:
         """Return sends or receives as a sequence to be paired.

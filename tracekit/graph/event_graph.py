@@ -21,7 +21,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._loops.critical_path import NO_LIMIT, replay_events, walk_replayed_step
-from tracekit._util.arrays import Bools, Floats, Int32s, Ints, as_int64
+from tracekit._util.arrays import AnyInts, Bools, Floats, Int32s, Ints, as_int64
 from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.align.matching import last_of_match
@@ -640,7 +640,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     def _rows_of_steps(self) -> list[Ints]:
         """Events of each step, as rows of ``ReplayInput``."""
         step_index = self.step_index[self._replay_input.by_time]
-        return [np.flatnonzero(step_index == step) for step in range(len(self.steps))]
+        return _rows_by_number(step_index, len(self.steps))
 
     def path_parts(self, replay: EventReplay, bounds: pl.DataFrame) -> pl.DataFrame:
         """Return the parts of the replayed steps' critical paths, per step, the longest first.
@@ -650,12 +650,11 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         """
         inputs = self._replay_input
         part = self._part_of_path
-        bound_step = bounds["step_index"].to_numpy()
+        rows_of_bounds = _rows_by_number(bounds["step_index"].to_numpy(), len(self.steps))
         bound_rank = bounds["rank_index"].to_numpy()
         begin_ns = bounds["start_ns"].to_numpy()
         part_ns = np.zeros((2, len(self.ranks) * len(LABELS)), np.int64)
-        for step, rows in enumerate(self._rows_of_steps):
-            of_step = bound_step == step
+        for rows, of_step in zip(self._rows_of_steps, rows_of_bounds, strict=True):
             # A rank without the step is never on the path.
             begins = np.full(len(self.ranks), NO_LIMIT)
             begins[bound_rank[of_step]] = begin_ns[of_step]
@@ -682,6 +681,17 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         )
         parts = parts.group_by("rank", "label").agg(pl.col("ns").sum()).filter(pl.col("ns") > 0)
         return parts.sort("ns", "rank", "label", descending=[True, False, False])
+
+
+def _rows_by_number(numbers: AnyInts, count: int) -> list[Ints]:
+    """Return for each number below *count* the rows that have it, in order.
+
+    >>> [rows.tolist() for rows in _rows_by_number(np.array([1, 0, 1]), 3)]
+    [[1], [0, 2], []]
+    """
+    order = np.argsort(numbers, kind="stable")
+    edges = np.searchsorted(numbers[order], np.arange(count + 1))
+    return [order[first:behind] for first, behind in pairwise(edges.tolist())]
 
 
 def _load_events(parts: Sequence[PathTables]) -> MergedEvents | None:

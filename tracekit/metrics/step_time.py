@@ -27,6 +27,8 @@ MIN_UNUSUAL_DIFFERENCE = 0.25
 """Share of the median step by which a step must differ from it to stand out, and …"""
 MIN_UNUSUAL_DEVIATIONS = 4
 """… how many times the median deviation of all steps that must be."""
+MAX_STEPS_IN_TURN = 128
+"""Longest period of steps that take times in turn; finding it takes time linear in steps."""
 MAX_DIFFERENCE_IN_TURN = 0.1
 """Difference between steps of one place in a period, as a share of their time, up to which they are
 alike."""
@@ -402,16 +404,25 @@ def find_times_in_turn(times_ns: Sequence[int]) -> tuple[int, ...]:
     >>> find_times_in_turn([33, 34, 33, 114]), find_times_in_turn([33, 34, 33, 34])
     ((), ())
     """
-    for period in range(2, len(times_ns) // 2 + 1):
-        times_by_position = [times_ns[position::period] for position in range(period)]
-        medians = [median(times) for times in times_by_position]
-        are_alike = all(
-            max(times) - min(times) <= MAX_DIFFERENCE_IN_TURN * middle
-            for times, middle in zip(times_by_position, medians, strict=True)
-        )
-        if are_alike and max(medians) >= (1 + MIN_UNUSUAL_DIFFERENCE) * min(medians):
+    if not times_ns or max(times_ns) < (1 + MIN_UNUSUAL_DIFFERENCE) * min(times_ns):
+        return ()
+    for period in range(2, min(len(times_ns) // 2, MAX_STEPS_IN_TURN) + 1):
+        medians = _medians_by_position(times_ns, period)
+        if medians is not None and max(medians) >= (1 + MIN_UNUSUAL_DIFFERENCE) * min(medians):
             return tuple(round(middle) for middle in medians)
     return ()
+
+
+def _medians_by_position(times_ns: Sequence[int], period: int) -> list[float] | None:
+    """Return the median time at each position of a period; None if the times at some position differ."""
+    medians = []
+    for position in range(period):
+        times = times_ns[position::period]
+        middle = median(times)
+        if max(times) - min(times) > MAX_DIFFERENCE_IN_TURN * middle:
+            return None
+        medians.append(middle)
+    return medians
 
 
 def _median_time(steps: Iterable[TimedStep]) -> int:
