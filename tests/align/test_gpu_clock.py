@@ -81,6 +81,22 @@ def test_one_absurd_time_among_many_moves_nothing():
     assert [(n["case"], n["impossible"]) for n in notices] == [("few", 1)]
 
 
+@pytest.mark.parametrize("damage", [{"ts": 0, "dur": 5}, {"dur": 3.6e9}])
+def test_times_outside_of_the_recording_make_no_figure(samples, tmp_path, damage):
+    file = samples / "compile" / "rank0.pt.trace.json.gz"
+    trace = json.loads(gzip.decompress(file.read_bytes()))
+    kernels = [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]
+    kernels[10].update(damage)
+    (tmp_path / file.name).write_bytes(gzip.compress(json.dumps(trace).encode(), 1))
+    analysis = analyze(tmp_path)
+    lost = [notice.values for notice in analysis.notices if notice.code == "gpu-events-lost"]
+    assert ("untimed", 1) in [(values["case"], values["count"]) for values in lost]
+    times = [event["ts"] for event in trace["traceEvents"] if event.get("cat") == "cuda_runtime"]
+    longest_ns = 2000 * (max(times) - min(times))
+    assert all(result.whole.budget.span_ns < longest_ns for result in analysis.rank_results)
+    assert all(finding.cost_ns < longest_ns for finding in analysis.findings)
+
+
 def with_gpu_clock(sample, folder, change):
     """Copy a sample with the starts of its GPU work changed; return the copy."""
     for file in sorted(sample.glob("*.json.gz")):

@@ -779,8 +779,8 @@ def repeated_events(count: int, total: int, reader: str) -> str:
 @sentence("gpu-events-lost", "untimed")
 def gpu_events_lost_untimed(count: int, total: int, reader: str) -> str:
     return (
-        f"{count:,} of {total:,} GPU events have no usable start or end: idle time and the "
-        f"bubble are null; {record_again(reader)}"
+        f"{count:,} of {total:,} GPU events have no usable start or end, or lie outside of the "
+        f"recording: idle time and the bubble are null; {record_again(reader)}"
     )
 
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from tracekit._util.text import listing
 from tracekit._util.workers import ItemResult
 from tracekit.align.gpu_clock import align_gpu_clock
+from tracekit.align.recorded_time import leave_out_impossible_times
 from tracekit.errors import (
     InputError,
     MachineError,
@@ -294,7 +295,8 @@ def read_ref(
             parts = READERS[ref.reader](local, ref, stacks, lenient)
             capture = None if ref.capture is None else read_capture(ref, local, lenient=lenient)
         parts = [_with_discovered_rank(part, ref, only_rank=len(parts) == 1) for part in parts]
-        parts = [align_gpu_clock(_with_times_digest(part)) for part in parts]
+        parts = [_with_times_digest(part) for part in parts]
+        parts = [align_gpu_clock(leave_out_impossible_times(part)) for part in parts]
         if ref.snapshots and len(parts) == 1:
             parts = [_read_snapshots(parts[0], ref.snapshots)]
         if capture is not None:
