@@ -330,7 +330,8 @@ def test_an_operator_that_is_slow_on_each_new_shape_is_named(analysis_of_steps):
     assert finding.evidence["new_shapes_ns"] == pytest.approx(12 * MS, rel=0.15)
     predicted = analysis.replay_graph.predict(["known shapes"])
     assert predicted.saves_ns == finding.evidence["new_shapes_ns"]
-    assert "in aten::attend" in finding.text
+    assert (finding.case, finding.change) == ("new_shapes", "known shapes")
+    assert "a plan is built for each new shape: aten::attend" in finding.text
     assert "few different shapes" in finding.advice
 
 

@@ -48,7 +48,8 @@ MIN_NS_BETWEEN_WAITS = 1_000_000
 launch takes about 10 µs. By choice."""
 MIN_SHARE_ON_NEW_SHAPES = 0.05
 """Share of the step that an operator takes longer on new shapes, from which it is named."""
-
+MIN_SHARE_OF_LAUNCH_DELAY = 0.5
+"""Saving of known shapes over that of launching in time, from which new shapes are why the host is late."""
 MIN_STEPS_ON_NEW_SHAPES = 2
 """Steps in which it does so."""
 
@@ -310,6 +311,23 @@ def _launch_bound(
     saves_ns = None if predicted is None else max(predicted.saves_ns or 0, 0)
     # The replay keeps the time between kernels, which those of a CUDA graph do not have.
     most_ns = max(round(context.longest_free_share * cost_ns), saves_ns or 0)
+    new_shapes = _on_new_shapes(context)
+    on_known_shapes = context.predict(KNOWN_SHAPES) if new_shapes else None
+    if on_known_shapes is not None:
+        new_shapes_ns = on_known_shapes.saves_ns or 0
+        if new_shapes_ns >= MIN_SHARE_OF_LAUNCH_DELAY * (saves_ns or 0):
+            return Finding(
+                code="launch_bound",
+                case="new_shapes",
+                cost_ns=new_shapes_ns,
+                share=context.share(new_shapes_ns),
+                where=_places(context, "launch_bound"),
+                evidence={"steps_marked": context.step.is_marked, **new_shapes},
+                change=KNOWN_SHAPES,
+                saves_ns=new_shapes_ns,
+                saves_range_ns=saved_range_ns(on_known_shapes),
+                certain="bounded",
+            )
     return Finding(
         code="launch_bound",
         case="under_graphs" if context.uses_cuda_graphs else "",
@@ -325,7 +343,7 @@ def _launch_bound(
             "waits_per_step": round(waits, 2),
             "stops_to_wait": stops_to_wait,
             "has_fused_optimizer": runs_operator(context, PATTERNS["fused_optimizer"]),
-            **_on_new_shapes(context),
+            **new_shapes,
         },
         change=None if predicted is None else NO_LAUNCH_DELAY,
         saves_ns=saves_ns,

@@ -17,6 +17,7 @@ from tracekit.documents.findings import MAX_PLACES_PER_FINDING, EvidenceValue, F
 from tracekit.findings.context import Context, places_of
 from tracekit.graph.event_graph import EventGraph
 from tracekit.graph.remedies import FUSE, FUSE_LOSS, select_remedies
+from tracekit.metrics.alternatives import ALTERNATIVES
 from tracekit.metrics.remedies.precision import NARROW
 from tracekit.metrics.remedies.rows import HOST_ALONE, SLOWER_OPERATORS
 
@@ -59,6 +60,8 @@ def remedy_findings(context: Context) -> Iterator[Finding]:
     yield from _finding(context, "exposed_comm", "gather once", case="gathered_twice")
     yield from _finding(context, "busy_cpu", "free cpu", case="")
     yield from _finding(context, "slow_kernel", "pad sizes", case="padding")
+    for alternative in ALTERNATIVES:
+        yield from _finding(context, alternative.code, alternative.change, case=alternative.case)
 
 
 def operators_with_remedy(context: Context, findings: Collection[Finding]) -> set[str]:

@@ -221,7 +221,8 @@ no allocations, no synchronisation, no host compute, no python, \
 hide LABEL, balance, microbatches N, tf32, bf16, fp16, fp32, cast once, fused attention, fuse, \
 fuse norm, fuse activation, fuse rotation, fuse elementwise, no recompute, one copy, fused optimizer, \
 clip together, channels last, large messages, reduce in backward, gather once, free cpu, \
-known shapes, pad sizes, fuse loss)
+known shapes, pad sizes, fuse loss, causal attention, sparse table, static cache, channels first, \
+recurrent module, grouped products, clip in one call, one call for all tensors, results rarely)
     """
     parts = split_changes(text)
     if len(parts) > 1:

@@ -11,6 +11,7 @@ from tracekit._loops.critical_path import NO_LIMIT
 from tracekit._util.arrays import Floats
 from tracekit.graph.constants import MAX_LAUNCH_MEDIANS
 from tracekit.graph.event_graph import EventGraph
+from tracekit.metrics.alternatives import ALTERNATIVES
 
 FUSE = "fuse"
 FUSE_LOSS = "fuse loss"
@@ -39,6 +40,7 @@ REMEDY_CHANGES = {
     KNOWN_SHAPES: "operators take no longer on new shapes than on known ones",
     "pad sizes": "sizes of products are multiples of 64",
     FUSE_LOSS: "the loss reads its logits in 16 bits, and few times",
+    **{alternative.change: alternative.rests_on for alternative in ALTERNATIVES},
 }
 """Changes by their text, and what each rests on."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,8 @@ def products(
     if not len(kernels.rows):
         return PRODUCTS.to_frame(), ProductTotals(0, 0, 0, 0, None, span_ns)
     groups = _group_products(kernels, None if key is None else labelled[key])
-    table = _add_flop_and_peak(groups, device, multiprocessors)
+    outputs = convolution_outputs(*convolutions_of(labelled))
+    table = _add_flop_and_peak(groups, outputs, device, multiprocessors)
     is_counted = table["flop"].is_not_null()
     is_model = is_counted & ~table["label"].is_in(NOT_MODEL_LABELS)
     model_at_peak_ns = table["at_peak_ns"].filter(is_model)
@@ -284,11 +285,15 @@ def _group_products(kernels: _ProductKernels, key: pl.Series | None) -> pl.DataF
 
 
 def _add_flop_and_peak(
-    groups: pl.DataFrame, device: str | None, multiprocessors: int | None
+    groups: pl.DataFrame,
+    outputs: dict[str, int],
+    device: str | None,
+    multiprocessors: int | None,
 ) -> pl.DataFrame:
-    """Return ``PRODUCTS``: the groups with FLOP and with the time they would take at peak, longest first."""
-    convolutions = groups.filter(pl.col("op") == CONVOLUTION_BACKWARD)["shapes"].drop_nulls()
-    outputs = convolution_outputs(convolutions.to_list())
+    """Return ``PRODUCTS``: the groups with FLOP and with the time they would take at peak, longest first.
+
+    *outputs* are the sizes of convolutions' outputs (``convolution_outputs``).
+    """
 
     def group_flop(op: str | None, shapes: str | None, dtype: str | None, calls: int) -> int | None:
         each = None if op is None or shapes is None else flop(op, shapes, outputs=outputs)
@@ -396,20 +401,71 @@ def flop(op: str, shapes: str, *, outputs: dict[str, int] | None = None) -> int 
     return None if experts is None else experts.flop
 
 
-def convolution_outputs(shapes: list[str]) -> dict[str, int]:
-    """Return the output elements of convolutions by the sizes of input and weight, from the shapes of their backwards.
+def convolution_outputs(
+    backward_shapes: Iterable[str], forwards: Iterable[tuple[str, str, str]] = ()
+) -> dict[str, int]:
+    """Return the output elements of convolutions by the sizes of input and weight.
 
     Sizes that are ambiguous are left out.
 
+    Args:
+        backward_shapes: Input shapes of their backwards, which have the gradient of the output.
+        forwards: Operator, input shapes and concrete inputs of their forwards.
+
     >>> convolution_outputs(["[[8,64,56,56],[8,3,112,112],[64,3,7,7],[]]"])
+    {'[8, 3, 112, 112][64, 3, 7, 7]': 1605632}
+    >>> call = ("aten::cudnn_convolution", "[[8,3,112,112],[64,3,7,7]]", "[null,null,[3,3],[2,2],[1,1],1]")
+    >>> convolution_outputs([], [call])
     {'[8, 3, 112, 112][64, 3, 7, 7]': 1605632}
     """
     sizes: dict[str, set[int]] = {}
-    for text in shapes:
+    for text in backward_shapes:
         dims = _parse_shapes(text)
         if dims is not None and len(dims) > 2 and dims[0]:
             sizes.setdefault(f"{dims[1]}{dims[2]}", set()).add(prod(dims[0]))
+    for op, text, concrete in forwards:
+        dims = _parse_shapes(text)
+        output = None if dims is None else _convolution_output(op, dims, parse_list(concrete))
+        if dims is not None and output is not None:
+            sizes.setdefault(f"{dims[0]}{dims[1]}", set()).add(output)
     return {key: next(iter(elements)) for key, elements in sizes.items() if len(elements) == 1}
+
+
+def convolutions_of(
+    table: pl.DataFrame,
+) -> tuple[list[str], list[tuple[str, str, str]]]:
+    """Return what ``convolution_outputs`` takes, from a table with ``op``, ``shapes`` and ``concrete``."""
+    is_backward = pl.col("op") == CONVOLUTION_BACKWARD
+    is_forward = pl.col("op").is_in(list(CONVOLUTION_INPUTS))
+    columns = table.select(pl.col("op", "shapes", "concrete").cast(pl.String))
+    backward = columns.filter(is_backward)["shapes"].drop_nulls().unique().to_list()
+    return backward, columns.filter(is_forward).drop_nulls().unique().rows()
+
+
+def _convolution_output(op: str, dims: Dims, concrete: list[Any]) -> int | None:
+    """Return the output elements of a convolution's forward; None where its inputs do not tell them."""
+    inputs = CONVOLUTION_INPUTS.get(op)
+    if inputs is None or len(dims) < 2 or len(dims[0]) < 3 or len(dims[0]) != len(dims[1]):
+        return None
+    if len(concrete) <= max(inputs.values()):
+        return None
+    if "transposed" in inputs and concrete[inputs["transposed"]] is not False:
+        return None
+    count = len(dims[0]) - 2
+    sides = []
+    for name in ("stride", "padding", "dilation"):
+        value = concrete[inputs[name]]
+        if not isinstance(value, list) or len(value) not in (1, count):
+            return None
+        sides.append(value * count if len(value) == 1 else value)
+    output = dims[0][0] * dims[1][0]
+    for size, kernel, stride, padding, dilation in zip(
+        dims[0][2:], dims[1][2:], *sides, strict=True
+    ):
+        if stride < 1:
+            return None
+        output *= max((size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1, 0)
+    return output or None
 
 
 def _parse_shapes(shapes: str) -> Dims | None:
@@ -546,6 +602,7 @@ def _convolution_backward(dims: Dims) -> int | None:
 
 
 CONVOLUTIONS: list[str] = _TABLES["convolutions"]
+CONVOLUTION_INPUTS: dict[str, dict[str, int]] = _TABLES["convolution_inputs"]
 CONVOLUTION_BACKWARD = "aten::convolution_backward"
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tracekit._util.text import join_with_and, short_ms
+from tracekit.metrics.alternatives import ALTERNATIVES, Alternative
 from tracekit.report.evidence_words import FindingWords
 from tracekit.report.words import WORDS
 
@@ -384,6 +385,21 @@ def python_with_source(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=f"the GPU is idle for {words.cost} because the CPU runs Python, in {words.source}",
         advice="do this ahead of time, on another thread or process, or less often",
+    )
+
+
+@texts("launch_bound", "new_shapes")
+def launch_bound_new_shapes(words: FindingWords) -> FindingTexts:
+    return FindingTexts(
+        text=(
+            f"a plan is built for each new shape: {words['new_shapes_op']} takes many times as long on each new "
+            f"shape of its inputs, {words['new_shapes_ns']} {words.per_step}"
+        ),
+        advice=(
+            f"give {words['new_shapes_op']} few different shapes (padded lengths, a cache of fixed size that is used "
+            "whole), or use another kernel that needs no plan (for attention FlashAttention: "
+            "`torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)`)"
+        ),
     )
 
 
@@ -1481,3 +1497,16 @@ def exposed_comm_gathered_twice(words: FindingWords) -> FindingTexts:
         text=f"parameters are gathered again for the backward: {words['work_ns']} of communication",
         advice="keep them after the forward where memory allows (`reshard_after_forward=False`)",
     )
+
+
+def _texts_of(alternative: Alternative) -> MakeTexts:
+    """Return the function that makes the texts of an entry of the catalogue."""
+
+    def make(words: FindingWords) -> FindingTexts:
+        return FindingTexts(alternative.says.format_map(words), alternative.advises)
+
+    return make
+
+
+for _alternative in ALTERNATIVES:
+    texts(_alternative.code, _alternative.case)(_texts_of(_alternative))

@@ -33,6 +33,7 @@ from tracekit.graph.rank_events import find_host_work, find_rank_events
 from tracekit.graph.recording_cost import find_recording_cost
 from tracekit.intervals import Intervals, union_of
 from tracekit.memory.measures import RankMemory, measure_memory
+from tracekit.metrics.alternatives import ALTERNATIVES
 from tracekit.metrics.bandwidth import copies
 from tracekit.metrics.budget import (
     add_slow_launch_ends,
@@ -56,6 +57,7 @@ from tracekit.metrics.host.waiting_calls import (
 from tracekit.metrics.kernel_limits import find_memory_bound
 from tracekit.metrics.label_intervals import Lanes, timeline, weak_ns
 from tracekit.metrics.lateness import LatenessTables, measure_lateness
+from tracekit.metrics.loops import find_loops
 from tracekit.metrics.operations import count_issued_messages, operations
 from tracekit.metrics.overlap import hidden, label_times, measure_overlap_costs
 from tracekit.metrics.peaks import host_link_gb_s
@@ -77,7 +79,18 @@ MAX_GAPS_PER_RANK = 100
 """Idle gaps that are listed, the longest; sums are over all gaps."""
 MIN_EVENTS_TO_GIVE_BACK_MEMORY = 10_000
 """Events from which freed memory is worth returning to the system."""
-MEASURED_COLUMNS = ("kind", "name", "start_ns", "end_ns", "tid", "shapes", "collective", "step")
+MEASURED_COLUMNS = (
+    "kind",
+    "name",
+    "start_ns",
+    "end_ns",
+    "tid",
+    "shapes",
+    "concrete",
+    "sequence",
+    "collective",
+    "step",
+)
 """Columns of a rank's events that measuring reads after its GPU events are labelled."""
 
 
@@ -364,6 +377,8 @@ def _with_remedies(
         multiprocessors=rank.source.multiprocessors,
         stalls=stalls,
         on_new_shapes=find_new_shapes(rank.events, launching),
+        alternatives=ALTERNATIVES,
+        loops=find_loops(rank.events, gpu_events["launch_tid"].drop_nulls().unique().to_list()),
         texts=work.texts,
     )
     return graph_events.with_columns(remedies=remedies)

@@ -6,12 +6,14 @@ events, so that a change can be replayed with all others (``whatif.changes``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 import polars as pl
 
 from tracekit._util.categories import CategoryColumns
 from tracekit.intervals import Intervals
+from tracekit.metrics.loops import LOOPS, loop_of_events
 from tracekit.metrics.rates import CONVOLUTION_BACKWARD
 from tracekit.metrics.remedies.attention import attention_remedies, find_written_out, is_upcast
 from tracekit.metrics.remedies.casts import cast_remedies
@@ -24,11 +26,19 @@ from tracekit.metrics.remedies.removals import removal_remedies, stall_remedies
 from tracekit.metrics.remedies.rows import REMEDIES, REMEDY, RankWork, without_rows
 from tracekit.metrics.remedies.speeds import measure_speeds
 from tracekit.metrics.remedies.work import FUSED_ATTENTION, PATTERNS, describe_work
+from tracekit.metrics.sites import find_sites
 
 __all__ = ["REMEDIES", "REMEDY", "find_remedies", "rank_work"]
 
 _COLUMNS = ("start_ns", "end_ns", "launch_ns", "part", "stream", "op_id", "bytes")
 _TEXTS = ("label", "pass", "module", "chain", "node", "collective")
+
+
+class FindsRemedies(Protocol):
+    """What finds remedies in a rank's work."""
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        """Yield tables of ``REMEDIES``."""
 
 
 def find_remedies(
@@ -38,6 +48,8 @@ def find_remedies(
     multiprocessors: int | None,
     stalls: Intervals | None = None,
     on_new_shapes: Mapping[str, Intervals] | None = None,
+    loops: pl.DataFrame | None = None,
+    alternatives: Sequence[FindsRemedies] = (),
     texts: CategoryColumns | None = None,
 ) -> pl.Series:
     """Return the remedies of each GPU event as a list of ``REMEDY``; null where it has none.
@@ -48,9 +60,13 @@ def find_remedies(
         multiprocessors: Multiprocessors that the process may use; None if all, or unknown.
         stalls: When the host stood still (``metrics.host.stalls``).
         on_new_shapes: By operator, when it took longer because of new shapes (``new_shapes``).
+        loops: Loops of its host (``metrics.loops``).
+        alternatives: Entries of a catalogue (``metrics.alternatives``).
         texts: Text columns of *labelled*, if they were converted already.
     """
-    rank = rank_work(labelled, device=device, multiprocessors=multiprocessors, texts=texts)
+    rank = rank_work(
+        labelled, device=device, multiprocessors=multiprocessors, loops=loops, texts=texts
+    )
     written_out = list(find_written_out(rank))
     attention = list(attention_remedies(rank, written_out))
     in_attention: set[int] = set()
@@ -75,6 +91,7 @@ def find_remedies(
             for remedies in stall_remedies(rank, slow, "known shapes", what=op)
         ),
         *message_remedies(rank),
+        *(remedies for finder in alternatives for remedies in finder.find(rank)),
     ]
     table = pl.concat([REMEDIES.to_frame(), *frames])
     rows = table.group_by("row").agg(remedies=pl.struct([field.name for field in REMEDY.fields]))
@@ -87,14 +104,20 @@ def rank_work(
     *,
     device: str | None,
     multiprocessors: int | None,
+    loops: pl.DataFrame | None = None,
     texts: CategoryColumns | None = None,
 ) -> RankWork:
     """Return the work of a rank's GPU events, and the speeds of its GPU."""
+    texts = texts or CategoryColumns(labelled)
+    loops = LOOPS.to_frame() if loops is None else loops
     work = describe_work(labelled, texts=texts)
+    sites, site_of_event = find_sites(labelled, texts)
     op_id = pl.col("op_id")
     events = work.with_columns(
         *(labelled[name].alias("copied_bytes" if name == "bytes" else name) for name in _COLUMNS),
         *(labelled[name].cast(pl.String) for name in _TEXTS),
+        site_of_event,
+        loop_of_events(labelled, loops),
         ns=labelled["end_ns"] - labelled["start_ns"],
     ).with_columns(
         # An event without an operator is a call of its own; its number is below those of operators.
@@ -127,4 +150,4 @@ def rank_work(
     )
     calls = with_padding(calls)
     speeds = measure_speeds(calls, events, device=device, multiprocessors=multiprocessors)
-    return RankWork(events, calls, speeds)
+    return RankWork(events, calls, speeds, sites, loops)

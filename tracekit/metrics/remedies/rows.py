@@ -7,7 +7,9 @@ from collections.abc import Collection
 import msgspec
 import polars as pl
 
+from tracekit.metrics.loops import LOOPS
 from tracekit.metrics.remedies.speeds import Speeds
+from tracekit.metrics.sites import SITES
 
 HOST_ALONE = "host"
 """What is changed where an event keeps its duration, and only the host does less before its launch."""
@@ -39,6 +41,10 @@ class RankWork(msgspec.Struct, frozen=True, eq=False):
     """Calls of products, convolutions and attention: kind, op, dtype, flop, ns, whether PyTorch ``keeps_precision``
     of them, and the ``call`` that ``events`` have as well."""
     speeds: Speeds
+    sites: pl.DataFrame = msgspec.field(default_factory=SITES.to_frame)
+    """``sites.SITES``; events have the ``site`` of each."""
+    loops: pl.DataFrame = msgspec.field(default_factory=LOOPS.to_frame)
+    """``loops.LOOPS``; events have the ``loop`` that launched each, or whose backward it is; null: none."""
 
 
 def without_rows(events: pl.DataFrame, rows: Collection[int]) -> pl.DataFrame:

@@ -20,8 +20,8 @@ from tracekit._util.categories import CategoryColumns
 from tracekit._util.shapes import is_shape, parse_list
 from tracekit.metrics.kernel_limits import ELEMENT_BYTES, MIN_LIST_ELEMENT_BYTES
 from tracekit.metrics.rates import (
-    CONVOLUTION_BACKWARD,
     convolution_outputs,
+    convolutions_of,
     flop,
     product_types,
 )
@@ -95,8 +95,7 @@ def describe_work(labelled: pl.DataFrame, *, texts: CategoryColumns | None = Non
     distinct = distinct.rename({"kind": "event_kind"}).with_columns(
         product=pl.Series(is_product[first_rows])
     )
-    backward = distinct.filter(pl.col("op") == CONVOLUTION_BACKWARD)["shapes"].drop_nulls()
-    outputs = convolution_outputs(backward.unique().to_list())
+    outputs = convolution_outputs(*convolutions_of(labelled))
     tensors: dict[tuple[str | None, str | None], _Tensors] = {}
     rows = []
     for group in distinct.iter_rows(named=True):

@@ -1,0 +1,234 @@
+"""Entries of the catalogue, each on steps with its fault and on a twin without it; an H200 moves 4.8 TB/s."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from tests.findings.conftest import Recording
+from tracekit import analyze
+from tracekit.metrics.loops import find_loops
+
+STEPS = 4
+PERIOD_MS = 20.0
+
+
+@pytest.fixture
+def findings_of_steps(tmp_path):
+    """Return the findings of four steps of 20 ms by code and case; ``fill(recording, start, number)`` adds to each."""
+
+    def find(fill):
+        recording = Recording()
+        for number in range(STEPS):
+            start = number * PERIOD_MS
+            recording.step(number, start, start + PERIOD_MS)
+            fill(recording, start, number)
+        recording.write(tmp_path)
+        analysis = analyze(tmp_path, schedule="none")
+        return {(finding.code, finding.case): finding for finding in analysis.findings}
+
+    return find
+
+
+class Calls:
+    """Kernels behind each other; operators are called every 0.02 ms, so that the GPU is the limit."""
+
+    def __init__(self, recording, start):
+        self.recording = recording
+        self.launch = start + 0.1
+        self.free = start + 0.2
+
+    def add(self, op, sizes, ns, *, types=(), values=(), node=None, name="void kernel"):
+        args = {"Input Dims": sizes, "Input type": list(types)}
+        args["Concrete Inputs"] = [str(value) if value is not None else "" for value in values]
+        begin = max(self.free, self.launch + 0.012)
+        self.free = begin + ns / 1e6
+        if node is not None:
+            self.recording.op(node, self.launch - 0.007, self.launch + 0.017)
+        self.recording.kernel(self.launch, begin, self.free, op=op, name=name, args=args)
+        self.launch += 0.04
+
+    def wait(self):
+        self.recording.call("cudaStreamSynchronize", self.launch, self.free + 0.01)
+
+
+BF16 = "c10::BFloat16"
+
+
+def attention(mask):
+    """Two calls of attention over 8192 tokens: 8192² × 16 × 64 × 4 FLOP are 0.28 ms at 989.4 TFLOP/s."""
+    query = [1, 16, 8192, 64]
+
+    def fill(recording, start, _):
+        calls = Calls(recording, start)
+        for _ in range(2):
+            sizes = [query, query, query, mask, [], []]
+            calls.add("aten::_cudnn_attention_forward", sizes, 4_000_000, types=[BF16] * 4)
+        calls.wait()
+
+    return fill
+
+
+def test_a_dense_mask_keeps_attention_from_half_of_its_work(findings_of_steps):
+    finding = findings_of_steps(attention([8192, 8192]))["attention", "mask"]
+    causal_ns = 8192**2 * 16 * 64 * 2 / 989.4e3 / 0.35
+    assert finding.saves_ns == pytest.approx(2 * (4_000_000 - causal_ns), rel=0.02)
+    assert finding.change == "causal attention"
+    assert "if the mask is causal" in finding.advice
+
+
+@pytest.mark.parametrize("mask", [[], [1, 1, 1, 8192], [1, 16, 8192, 8192]])
+def test_attention_without_a_mask_or_with_one_of_keys_or_heads_is_as_it_should_be(
+    findings_of_steps, mask
+):
+    assert ("attention", "mask") not in findings_of_steps(attention(mask))
+
+
+def table(*, rows=4_000_000, indices=40_000, decay=0, dense=True):
+    """A table of 64 columns whose gradient is dense, and its update: 1 GB is zeroed in 0.3 ms, updated in 2.5 ms."""
+
+    def fill(recording, start, _):
+        calls = Calls(recording, start)
+        calls.add("aten::mm", [[4096, 4096], [4096, 4096]], 300_000, types=[BF16, BF16])
+        if dense:
+            size = [rows, 64]
+            node = "EmbeddingBackward0"
+            calls.add("aten::fill_", [size, []], 300_000, node=node)
+            sizes = [[indices, 64], [indices], [], [], []]
+            values = [None, None, rows, -1, False]
+            op = "aten::embedding_dense_backward"
+            calls.add(op, sizes, 100_000, values=values, node=node)
+            lists = [[size]] * 4
+            values = [*[None] * 6, 0.001, 0.9, 0.999, decay, 1e-08, False, False, None, None]
+            calls.add("aten::_fused_adam_", [*lists, [], [[]]], 2_500_000, values=values)
+        calls.add("aten::mm", [[4096, 4096], [4096, 4096]], 3_000_000, types=[BF16, BF16])
+        calls.wait()
+
+    return fill
+
+
+def test_a_table_of_which_few_rows_are_used_is_updated_as_a_whole(findings_of_steps):
+    """60 passes over 40,000 rows of 256 bytes at 75 % of 4.8 TB/s take 0.17 ms."""
+    finding = findings_of_steps(table())["sparse_table", ""]
+    assert finding.saves_ns == pytest.approx(300_000 + 2_500_000 - 171_000, rel=0.02)
+    assert "1% of 4,000,000 rows" in finding.text
+
+
+@pytest.mark.parametrize(
+    "twin", [{"dense": False}, {"rows": 100_000}, {"decay": 0.01}, {"decay": None}]
+)
+def test_tables_with_sparse_gradients_or_that_cannot_have_them_get_no_advice(
+    findings_of_steps, twin
+):
+    assert ("sparse_table", "") not in findings_of_steps(table(**twin))
+
+
+def images(*, copied):
+    """Group norms of images, behind copies that change their layout if channels are last."""
+    size = [32, 256, 128, 128]
+
+    def fill(recording, start, _):
+        calls = Calls(recording, start)
+        for _ in range(4):
+            begin = calls.launch - 0.008
+            if copied:
+                for op in ("aten::group_norm", "aten::contiguous", "aten::clone"):
+                    recording.op(op, begin, begin + 0.028)
+                    begin += 0.0005
+                calls.add("aten::copy_", [size, size, []], 900_000, types=[BF16] * 2)
+            calls.add("aten::native_group_norm", [size, [256], [256]], 1_000_000, types=[BF16] * 3)
+        calls.wait()
+
+    return fill
+
+
+def test_group_norms_copy_images_whose_channels_are_last(findings_of_steps):
+    """Conversions for convolutions take four tenths of these copies."""
+    finding = findings_of_steps(images(copied=True))["layout", "group_norm"]
+    assert finding.saves_ns == pytest.approx(4 * 0.6 * 900_000, rel=0.05)
+    assert ("layout", "group_norm") not in findings_of_steps(images(copied=False))
+
+
+def cache(*, grows):
+    """Eight tensors of 3,000 tokens that get one more in each step, or are as long in all."""
+
+    def fill(recording, start, number):
+        calls = Calls(recording, start)
+        for _ in range(8):
+            length = 3000 + number * grows
+            sizes = [[[32, 16, length, 64], [32, 16, 1, 64]], []]
+            calls.add("aten::cat", sizes, 600_000)
+        calls.wait()
+
+    return fill
+
+
+def test_a_tensor_that_grows_by_cat_is_copied_in_every_step(findings_of_steps):
+    finding = findings_of_steps(cache(grows=1))["growing_tensor", ""]
+    assert finding.saves_ns == pytest.approx(8 * 598_000, rel=0.06)
+    assert ("growing_tensor", "") not in findings_of_steps(cache(grows=0))
+
+
+def loop(body, *, repetitions=64, counts=False, node=None):
+    """A loop over operators of 2 µs on the GPU, 0.04 ms on the host each."""
+
+    def fill(recording, start, _):
+        calls = Calls(recording, start)
+        calls.add("aten::sigmoid_backward", [[64, 64], [64, 64]], 2_000, node=node)
+        for index in range(repetitions):
+            for op in body:
+                values = [None, index if counts else 7]
+                calls.add(op, [[64, 64], [64, 64]], 2_000, types=["float"] * 2, values=values)
+        if node:
+            size = [[[64, 64]]]
+            calls.add("aten::_fused_adam_", [*size * 4, [], [[]]], 50_000)
+        calls.wait()
+
+    return fill
+
+
+def test_gradients_clipped_by_hand_are_one_loop(findings_of_steps):
+    """128 operators of 0.04 ms on the host are one launch; the profiler's cost of them is no part of the saving."""
+    fill = loop(["aten::pow", "aten::mul_"], node="MmBackward0")
+    finding = findings_of_steps(fill)["loop", "clipping"]
+    assert "64 times pow and mul_" in finding.text
+    assert 0.4 * 127 * 40_000 < finding.saves_ns < 127 * 40_000
+
+
+def test_products_that_count_are_batched_and_those_of_layers_are_not(findings_of_steps):
+    body = ["aten::select", "aten::mm"]
+    finding = findings_of_steps(loop(body, counts=True))["loop", "products"]
+    assert "64 times select and mm" in finding.text
+    assert 0.4 * 128 * 40_000 < finding.saves_ns < 128 * 40_000
+    assert ("loop", "products") not in findings_of_steps(loop(body))
+
+
+def test_a_recurrent_cell_step_by_step_is_the_module(findings_of_steps):
+    body = ["aten::select", "aten::_thnn_fused_lstm_cell"]
+    assert ("loop", "cells") in findings_of_steps(loop(body, counts=True))
+    assert ("loop", "cells") not in findings_of_steps(loop(["aten::_cudnn_rnn"], repetitions=2))
+
+
+@pytest.mark.parametrize(("repetitions", "is_loop"), [(16, True), (15, False)])
+def test_a_loop_repeats_sixteen_times(repetitions, is_loop):
+    names = [
+        "aten::embedding",
+        *["aten::pow", "aten::sum", "aten::add"] * repetitions,
+        "aten::sqrt",
+    ]
+    assert (find_loops(operators(names), [1]).height == 1) is is_loop
+
+
+def test_an_operator_more_or_less_does_not_end_a_loop():
+    body = ["aten::eq", "aten::where", "aten::index", "aten::mm", "aten::gelu", "aten::index_add_"]
+    names = [*body * 10, *body[:2], *body[3:], *body * 10]
+    (found,) = find_loops(operators(names), [1]).iter_rows(named=True)
+    assert found["repetitions"] in (20, 21)
+
+
+def operators(names):
+    """Operators of a thread, one behind the other."""
+    starts = list(range(0, 10 * len(names), 10))
+    columns = {"kind": "cpu_op", "tid": 1, "step": 1, "concrete": None, "sequence": None}
+    ends = [start + 5 for start in starts]
+    return pl.DataFrame({"name": names, "start_ns": starts, "end_ns": ends, **columns})

@@ -1,0 +1,70 @@
+"""Alternatives of layouts of images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+
+from tracekit.metrics.alternatives.entry import Alternative
+from tracekit.metrics.remedies.rows import RankWork, new_durations
+from tracekit.metrics.remedies.speeds import Share
+
+IMAGE_DIMENSIONS = 4
+CONVERSION_FACTORS = Share(0.25, 0.4, 0.6)
+"""Time of cuDNN's conversions around convolutions of channels first over that of the copies that change the layout
+of all of an image, as recorded for one model in both layouts."""
+MIXED_STRIDES_KERNEL = r"at::native::elementwise_kernel<"
+"""Elementwise kernels of inputs whose strides differ; those of one layout are vectorized."""
+
+
+class ChannelsFirst(Alternative, frozen=True, kw_only=True):
+    """Images have channels last, and group norms want channels first: each is copied there and back."""
+
+    change = "channels first"
+    rests_on = "images have their channels first, and convolutions convert them for themselves"
+    code = "layout"
+    case = "group_norm"
+    says = (
+        "group norm is slow with channels last: it needs channels first, and copies there and back take part in "
+        "{work_ns} of GPU time"
+    )
+    advises = "leave channels first and measure both, or use a group norm that is written for channels last"
+    caveat = "Convolutions alone are faster with channels last: what is left of both is measured in no other model."
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        events = rank.events.filter(pl.col("dims").list.len() == IMAGE_DIMENSIONS)
+        is_layout_copy = (pl.col("op") == "aten::copy_") & pl.col("chain").str.contains(
+            "aten::contiguous > aten::clone"
+        )
+        in_norm = pl.col("chain").str.contains("group_norm") | (
+            pl.col("node") == "NativeGroupNormBackward0"
+        ).fill_null(value=False)
+        in_convolution = pl.col("chain").str.contains("conv(olution|[123]d)|ConvolutionBackward")
+        copies = events.filter(is_layout_copy & (in_norm | in_convolution))
+        if copies.filter(in_norm).is_empty():
+            return
+        factors = CONVERSION_FACTORS
+        yield new_durations(
+            copies.with_columns(
+                group="row",
+                low_ns=factors.low * pl.col("ns"),
+                likely_ns=factors.likely * pl.col("ns"),
+                high_ns=factors.high * pl.col("ns"),
+            ),
+            self.change,
+            what="copies",
+        )
+        # Between these copies tensors of both layouts meet.
+        is_mixed = pl.col("name").str.contains(MIXED_STRIDES_KERNEL) & pl.col("bytes").is_not_null()
+        mixed = events.filter(is_mixed & (pl.col("kind") == "elementwise") & ~is_layout_copy)
+        durations = rank.speeds.memory_ns(mixed["bytes"].to_numpy().astype(np.float64))
+        if durations is not None and len(mixed):
+            names = ("low_ns", "likely_ns", "high_ns")
+            columns = [
+                pl.Series(name, values) for name, values in zip(names, durations, strict=True)
+            ]
+            yield new_durations(
+                mixed.with_columns(*columns, group="row"), self.change, what="mixed strides"
+            )

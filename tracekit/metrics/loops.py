@@ -1,0 +1,196 @@
+"""Loops of a program: runs of operators that repeat, as its threads called them.
+
+What repeats tells what to do. A loop over parameters is one call over all of them, a loop over experts
+is batched or grouped products, a loop over time steps with a recurrent cell is the recurrent module.
+Layers of a model repeat as well: nothing counts in them. Bodies are compared by the names of their
+operators, never by shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from tracekit._util.arrays import Ints
+from tracekit._util.columns import to_int64
+from tracekit._util.shapes import parse_list
+
+MAX_PERIOD = 40
+"""Operators of a body, at most; layers of a model have more."""
+MIN_LOOP_REPETITIONS = 16
+"""Repetitions from which a run is a loop."""
+MAX_SHARE_BETWEEN = 0.25
+"""Operators between two runs of the same body over those of the body, up to which they are one loop: some
+repetitions have an operator more or less."""
+MIN_COUNTED_SHARE = 0.8
+"""Share of the repetitions of which a concrete integer differs by one from that before, from which it counts."""
+PRODUCT_OPERATORS = r"^aten::(linear|matmul|mm|addmm|bmm|baddbmm|einsum|_?convolution|conv[123]d|_(grouped|scaled)_mm)$"
+RECURRENT_CELLS = r"^aten::(_thnn_fused_(lstm|gru)_cell|lstm_cell|gru_cell|rnn_(tanh|relu)_cell)$"
+_BACKWARD_OPERATORS = r"^(autograd::|torch::autograd::)|Backward\d*$"
+
+LOOPS = pl.Schema(
+    {
+        "loop": pl.Int32(),
+        "tid": pl.Int64(),
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+        "repetitions": pl.Int32(),
+        "body": pl.String(),  # its operators in order, with spaces between
+        "has_products": pl.Boolean(),
+        "has_cell": pl.Boolean(),  # whether it holds a cell of a recurrent network
+        "counts": pl.Boolean(),  # whether a concrete integer counts up or down in it
+        "first_sequence": pl.Int64(),  # of its operators' numbers for autograd; null: no backward follows
+        "last_sequence": pl.Int64(),
+    }
+)
+"""Loops of one rank, in order of their threads and times."""
+
+
+class _RepeatedRun(NamedTuple):
+    """Operators in a row that repeat."""
+
+    first: int
+    """Row of its first operator."""
+    period: int
+    stop: int
+    """Row behind its last operator."""
+
+
+def find_loops(events: pl.DataFrame, threads: Collection[int]) -> pl.DataFrame:
+    """Return ``LOOPS`` of one rank.
+
+    Args:
+        events: The rank's events.
+        threads: Threads that launch GPU work.
+
+    >>> starts = [number * 10 for number in range(80)]
+    >>> events = pl.DataFrame({"kind": "cpu_op", "name": ["aten::pow", "aten::sum"] * 40, "tid": 1, "step": 1,
+    ...     "start_ns": starts, "end_ns": [start + 5 for start in starts], "concrete": None, "sequence": None})
+    >>> find_loops(events, [1]).select("repetitions", "body", "counts").row(0)
+    (40, 'aten::pow aten::sum', False)
+    """
+    ops = _outermost(events, threads)
+    tables = [LOOPS.to_frame()]
+    for (tid, _), of_step in ops.group_by("tid", "step", maintain_order=True):
+        codes = of_step["name"].rank("dense").to_numpy().astype(np.int64)
+        rows = [_describe(of_step, run, tid) for run in _runs(codes)]
+        tables.append(pl.DataFrame(rows, schema=LOOPS))
+    return pl.concat(tables).with_columns(loop=pl.int_range(pl.len(), dtype=pl.Int32))
+
+
+def _outermost(events: pl.DataFrame, threads: Collection[int]) -> pl.DataFrame:
+    """Return the operators of threads that no other operator called, those of the backward apart."""
+    is_op = (pl.col("kind") == "cpu_op") & pl.col("tid").is_in(list(threads))
+    columns = ("name", "tid", "step", "start_ns", "end_ns", "concrete", "sequence")
+    ops = events.select("kind", *columns).filter(is_op)
+    ops = ops.sort("tid", "start_ns", -pl.col("end_ns"))
+    end_before = pl.col("end_ns").cum_max().shift(1).over("tid")
+    outermost = ops.filter((pl.col("start_ns") >= end_before).fill_null(value=True))
+    outermost = outermost.with_columns(pl.col("name", "concrete").cast(pl.String))
+    return outermost.filter(~pl.col("name").str.contains(_BACKWARD_OPERATORS))
+
+
+def _runs(codes: Ints) -> list[_RepeatedRun]:
+    """Return the longest runs of each period, the shortest period first; each operator is in one run."""
+    taken = np.zeros(len(codes), np.bool_)
+    found: list[_RepeatedRun] = []
+    for period in range(1, min(MAX_PERIOD, len(codes) // 2) + 1):
+        repeats = codes[period:] == codes[:-period]
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], repeats.astype(np.int8), [0]])))
+        pieces = [
+            _RepeatedRun(int(first), period, int(stop) + period)
+            for first, stop in zip(edges[::2], edges[1::2], strict=True)
+            if stop - first >= period and not taken[first : stop + period].any()
+        ]
+        for run in _joined(codes, pieces):
+            if run.stop - run.first >= MIN_LOOP_REPETITIONS * period:
+                taken[run.first : run.stop] = True
+                found.append(run)
+    return sorted(found)
+
+
+def _joined(codes: Ints, pieces: list[_RepeatedRun]) -> list[_RepeatedRun]:
+    """Return runs with those joined that repeat the same body, a few operators apart."""
+    joined: list[_RepeatedRun] = []
+    for piece in pieces:
+        before = joined[-1] if joined else None
+        if before is not None and piece.first - before.stop <= MAX_SHARE_BETWEEN * piece.period:
+            own = np.sort(codes[piece.first : piece.first + piece.period])
+            other = np.sort(codes[before.first : before.first + before.period])
+            if np.array_equal(own, other):
+                joined[-1] = before._replace(stop=max(piece.stop, before.stop))
+                continue
+        joined.append(piece)
+    return joined
+
+
+def _describe(ops: pl.DataFrame, run: _RepeatedRun, tid: object) -> dict[str, object]:
+    """Return the row of ``LOOPS`` of a run."""
+    members = ops[run.first : run.stop]
+    body = members["name"][: run.period]
+    sequences = members["sequence"]
+    return {
+        "loop": 0,
+        "tid": tid,
+        "start_ns": members["start_ns"].min(),
+        "end_ns": members["end_ns"].max(),
+        "repetitions": members.height // run.period,
+        "body": " ".join(body),
+        "has_products": bool(body.str.contains(PRODUCT_OPERATORS).any()),
+        "has_cell": bool(body.str.contains(RECURRENT_CELLS).any()),
+        "counts": _counts(members, run.period),
+        "first_sequence": sequences.min(),
+        "last_sequence": sequences.max(),
+    }
+
+
+def _counts(members: pl.DataFrame, period: int) -> bool:
+    """Return whether a concrete integer of an operator of the body differs by one from repetition to repetition."""
+    for number in range(period):
+        calls = members["concrete"].gather_every(period, number)
+        if calls.null_count() or calls.n_unique() < len(calls) / 2:
+            continue
+        values = [parse_list(text) for text in calls.to_list()]
+        width = min(map(len, values))
+        for position in range(width):
+            column = [inputs[position] for inputs in values]
+            if all(type(value) is int for value in column):
+                steps = np.abs(np.diff(np.array(column, np.int64)))
+                if np.mean(steps == 1) >= MIN_COUNTED_SHARE:
+                    return True
+    return False
+
+
+def loop_of_events(labelled: pl.DataFrame, loops: pl.DataFrame) -> pl.Series:
+    """Return the loop that launched each GPU event, or whose backward it is; null: none."""
+    number = np.full(len(labelled), -1, np.int32)
+    columns = {
+        "launch_tid": to_int64(labelled["launch_tid"], -1),
+        "launch_ns": to_int64(labelled["launch_ns"], -1),
+        "sequence": to_int64(labelled["autograd_sequence"], -1),
+    }
+    is_backward = labelled["node"].is_not_null().to_numpy()
+    for (tid,), of_thread in loops.sort("start_ns").group_by("tid"):
+        launched = np.flatnonzero(columns["launch_tid"] == tid)
+        row = (
+            np.searchsorted(
+                of_thread["start_ns"].to_numpy(), columns["launch_ns"][launched], "right"
+            )
+            - 1
+        )
+        is_inside = (row >= 0) & (
+            columns["launch_ns"][launched] < of_thread["end_ns"].to_numpy()[row]
+        )
+        number[launched[is_inside]] = of_thread["loop"].to_numpy()[row[is_inside]]
+    of_backward = np.flatnonzero(is_backward & (columns["sequence"] >= 0))
+    differentiated = loops.drop_nulls("first_sequence").sort("first_sequence")
+    if len(differentiated) and len(of_backward):
+        sequence = columns["sequence"][of_backward]
+        row = np.searchsorted(differentiated["first_sequence"].to_numpy(), sequence, "right") - 1
+        is_inside = (row >= 0) & (sequence <= differentiated["last_sequence"].to_numpy()[row])
+        number[of_backward[is_inside]] = differentiated["loop"].to_numpy()[row[is_inside]]
+    found = pl.Series("loop", number)
+    return found.set(found < 0, None)
