@@ -131,3 +131,11 @@ def test_where_no_shift_explains_the_times_savings_are_withheld(samples, tmp_pat
     assert cases == ["unexplained"]
     assert analysis.step.free is None
     assert {finding.saves_ns for finding in analysis.findings} <= {None}
+
+
+def test_a_drift_that_the_times_leave_open_is_least_and_said_to_be_unknown():
+    # Launches are fast at one moment alone, and one wait at the end shows that the clock has gained 100 us.
+    kernels = [(at, at + 5, at + 6) for at in range(0, 100, 10)]
+    late = [(at, at + 5_100, at + 5_101) for at in range(1_000, 10_000, 10)]
+    _, notices = moved_starts(recording([*kernels, *late], waits=[(10_000, 14_990)]))
+    assert [n["case"] for n in notices] == ["drift_unknown"]

@@ -39,14 +39,21 @@ CONFIRMING_NS = 100_000
 """Time within which the shifts that two launches ask for confirm each other: work waits longer for other reasons."""
 FLOOR_NS = 5_000
 """Time within which launches on an idle GPU start their work alike."""
+LAUNCH_LATENCY_NS = 4_000
+"""Time from a launch call to the start of its work on an idle GPU, at least, on the GPUs of recordings that were looked
+at (V100 to B300, MI210 to MI300X: 4.2 to 35 us)."""
 MIN_FLOOR_LAUNCHES = 3
 MIN_FLOOR_SHARE = 0.002
+MIN_FLOOR_SPAN = 0.25
+"""Share of the recording over which such launches must spread to tell a drift."""
 """Launches, and their share, that start their work within ``FLOOR_NS`` of the fastest if that is as fast as a launch
 can be: a launch behind other work waits for as long as that takes."""
 MAX_GPU_CLOCK_DRIFT = 0.05
 """Largest change of the shift per time."""
 DRIFT_SEARCH_STEPS = 80
 """Halvings of the range of drifts: enough for nanoseconds over an hour."""
+WITHHOLDING_CASES = ("unexplained", "drift_unknown")
+"""Cases of the notice in which what rests on launches is withheld."""
 _MOVED_KINDS = (*GPU_KINDS, "gpu_annotation")
 _WAITS_FOR_ALL = "(Device|Ctx)Synchronize"
 _WAITS_FOR_STREAM = "StreamSynchronize"
@@ -68,6 +75,8 @@ class _Correction(NamedTuple):
     shift_ns: float
     drift: float
     since_ns: int
+    is_certain: bool = True
+    """False if the bounds leave open how fast the clock drifts."""
 
     def at(self, time_ns: Ints) -> Ints:
         return as_int64(np.rint(self.shift_ns + self.drift * (time_ns - self.since_ns)))
@@ -121,6 +130,7 @@ def align_gpu_clock(rank: RankEvents) -> RankEvents:
         moved_ns = correction.at(of_device["start_ns"].to_numpy())
         shift_ns = int(moved_ns[np.abs(moved_ns).argmax()])
         case = "drifts" if correction.drift else "moved" if shift_ns else "few"
+        case = case if correction.is_certain else "drift_unknown"
         values |= {"case": case, "shift_ns": shift_ns, "drift": correction.drift}
         notices.append(Notice("gpu-clock", values=values))
     if not notices:
@@ -130,9 +140,9 @@ def align_gpu_clock(rank: RankEvents) -> RankEvents:
 
 
 def is_clock_unexplained(source: Source) -> bool:
-    """Return whether GPU work starts before its launch and no shift of the clock explains it."""
+    """Return whether GPU work starts before its launch and it is not known by how much the clock is off."""
     return any(
-        notice.code == "gpu-clock" and notice.values["case"] == "unexplained"
+        notice.code == "gpu-clock" and notice.values["case"] in WITHHOLDING_CASES
         for notice in source.notices
     )
 
@@ -211,17 +221,22 @@ def _is_confirmed(least: _Bounds) -> bool:
 def _constant_within(least: _Bounds, most: _Bounds) -> _Correction | None:
     """Return the smallest shift within the bounds; None if there is none.
 
-    A clock that is late is moved to where its fastest launches are just possible, if these are as fast as a launch
-    can be: the host returns from a wait much later than the work ends if it does something else in that call.
+    A clock that is off is moved to where its fastest launches take as long as a launch does, if there are enough that
+    are as fast: the host returns from a wait much later than the work ends if it does something else in that call.
     """
     low_ns = int(least.shift_ns.max(initial=np.iinfo(np.int64).min // 4))
     high_ns = int(most.shift_ns.min(initial=np.iinfo(np.int64).max // 4))
     if low_ns > high_ns + MIN_IMPOSSIBLE_NS + MIN_LATE_NS:
         return None
-    is_late = high_ns <= -MIN_LATE_NS
-    if is_late and _has_floor(least.shift_ns):
-        return _Correction(float(low_ns), 0.0, 0)
+    is_off = low_ns >= MIN_IMPOSSIBLE_NS or high_ns <= -MIN_LATE_NS
+    if is_off and _has_floor(least.shift_ns):
+        return _Correction(_behind_launches(low_ns, high_ns), 0.0, 0)
     return _Correction(float(max(low_ns, min(0, high_ns))), 0.0, 0)
+
+
+def _behind_launches(low_ns: float, high_ns: float) -> float:
+    """Return the shift with which the fastest launches take as long as a launch at least does, if waits allow it."""
+    return float(max(low_ns, min(low_ns + LAUNCH_LATENCY_NS, high_ns)))
 
 
 def _has_floor(least_ns: Ints | Floats) -> bool:
@@ -254,8 +269,11 @@ def _line_within(least: _Bounds, most: _Bounds) -> _Correction | None:
     drift = _halve(lambda drift: least_after_ns[lower(drift).argmax()] > mean_after_ns)
     tolerance_ns = MIN_IMPOSSIBLE_NS + MIN_LATE_NS
     on_line = lower(drift)
-    if on_line.max() <= upper(drift).min() + tolerance_ns and _has_floor(on_line):
-        return _Correction(float(on_line.max()), drift, since_ns)
+    high_ns = float(upper(drift).min())
+    at_floor = least_after_ns[on_line >= on_line.max() - FLOOR_NS]
+    is_spread = np.ptp(at_floor) >= MIN_FLOOR_SPAN * np.ptp(least_after_ns)
+    if on_line.max() <= high_ns + tolerance_ns and _has_floor(on_line) and is_spread:
+        return _Correction(_behind_launches(float(on_line.max()), high_ns), drift, since_ns)
     # The room between the bounds grows with the drift as long as the launch that bounds it lies behind the wait.
     drift = _halve(
         lambda drift: least_after_ns[lower(drift).argmax()] > most_after_ns[upper(drift).argmin()]
@@ -267,7 +285,7 @@ def _line_within(least: _Bounds, most: _Bounds) -> _Correction | None:
         lambda share: lower(share * most_room).max() > upper(share * most_room).min(), 0.0, 1.0
     )
     drift *= most_room
-    return _Correction(float(lower(drift).max()), drift, since_ns)
+    return _Correction(float(lower(drift).max()), drift, since_ns, is_certain=False)
 
 
 def _halve(

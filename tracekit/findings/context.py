@@ -7,6 +7,7 @@ from functools import cached_property
 
 import polars as pl
 
+from tracekit.align.gpu_clock import WITHHOLDING_CASES
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import ChangedStep
 from tracekit.documents.findings import Place
@@ -191,7 +192,10 @@ class Context:
 
         A replay saves too little then.
         """
-        unusable = {("no-launches", "by_time"), ("gpu-clock", "unexplained")}
+        unusable = {
+            ("no-launches", "by_time"),
+            *(("gpu-clock", case) for case in WITHHOLDING_CASES),
+        }
         return any(
             (notice.code, notice.values.get("case")) in unusable for notice in self.analysis.notices
         )

@@ -751,6 +751,15 @@ def gpu_clock_drifts(impossible: int, late: int, total: int, shift_ns: int, drif
     )
 
 
+@sentence("gpu-clock", "drift_unknown")
+def gpu_clock_drift_unknown(impossible: int, late: int, total: int, shift_ns: int) -> str:
+    return (
+        "savings and the step without the profiler are withheld (the GPU's clock drifts): "
+        f"{gpu_clock_contradicts(impossible, late, total)}; how fast it drifts is not known, its times were moved by "
+        f"the least that makes every launch and wait possible, up to {shift_ns / 1000:+,.0f} µs"
+    )
+
+
 @sentence("gpu-clock", "few")
 def gpu_clock_few(impossible: int, late: int, total: int) -> str:
     return (
