@@ -15,7 +15,7 @@ from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit._util.text import short_ms
 from tracekit.documents.analysis import Budget
-from tracekit.documents.findings import Finding
+from tracekit.documents.findings import CODES_OF_ITERATIONS, Finding
 from tracekit.findings.host import OFFENCES
 from tracekit.findings.ranks import CODES
 from tracekit.metrics.host.time_by_activity import HOST_CODES
@@ -34,7 +34,6 @@ from tracekit.report.markdown import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import finding_lines, saving
 from tracekit.report.terminal.screen import Screen
-from tracekit.roles.findings import CODES as ROLE_CODES
 from tracekit.schema import LABEL_WORDS
 
 PACKAGE = Path(tracekit.findings.__file__).parent
@@ -59,7 +58,7 @@ def codes_in_source():
     conditional = r'\bcode=\(?"([a-z_]+)"(?: if [^,]* else "([a-z_]+)")?'
     written = {code for codes in re.findall(conditional, sources) for code in codes if code}
     of_remedies = re.findall(r'\b_finding\(context, "([a-z_]+)"', sources)
-    return {*OFFENCES, *CODES.values(), *ROLE_CODES, *of_remedies, *written}
+    return {*OFFENCES, *CODES.values(), *CODES_OF_ITERATIONS, *of_remedies, *written}
 
 
 CODES_WITH_TEXTS = {code for code, _ in TEXTS}

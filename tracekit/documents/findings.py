@@ -18,6 +18,8 @@ hour is not too much."""
 Cost = Annotated[int, Meta(ge=0)]
 
 
+CODES_OF_ITERATIONS = ("rollout", "weight_sync")
+"""Codes of findings about iterations of an RL loop and weight updates, of which their times are."""
 MAX_PLACES_PER_FINDING = 5
 """Places of the trace that show a finding."""
 MIN_SHARE_TO_SHOW = 0.01

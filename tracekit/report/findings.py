@@ -10,14 +10,13 @@ import msgspec
 from tracekit._util.text import join_with_and, percent, short_ms, size
 from tracekit.analysis.result import Analysis
 from tracekit.documents.analysis import Budget
-from tracekit.documents.findings import Finding
+from tracekit.documents.findings import CODES_OF_ITERATIONS, Finding
 from tracekit.findings.collect import find
 from tracekit.metrics.host.time_by_activity import HOST_CODES
 from tracekit.report.evidence_words import FindingWords
 from tracekit.report.finding_sentences import TEXTS, FindingTexts
 from tracekit.report.serving_sentences import SERVING_TEXTS
 from tracekit.report.words import WORDS
-from tracekit.roles.findings import CODES as ROLE_CODES
 
 
 def shown_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -79,7 +78,7 @@ def first_findings(findings: Sequence[Finding]) -> list[tuple[int, Finding]]:
         elif finding.code in QUICK_REMEDIES and finding.effect_share >= MIN_SHARE_OF_QUICK_REMEDY:
             quickly_mended.append((number, finding))
     codes = {finding.code for _, finding in shown}
-    if len(shown) == MAX_FIRST_FINDINGS or codes & {*QUICK_REMEDIES, *ROLE_CODES}:
+    if len(shown) == MAX_FIRST_FINDINGS or codes & {*QUICK_REMEDIES, *CODES_OF_ITERATIONS}:
         quickly_mended = []
     chosen = dict([*shown, *about_memory[:1], *quickly_mended[:1]])
     next_number = len(shown) + 1
@@ -143,7 +142,7 @@ def per_words(finding: Finding) -> str:
     >>> per_words(Finding(code="rollout", case="tail", cost_ns=1, share=0.1))
     'per iteration'
     """
-    if finding.code not in ROLE_CODES:
+    if finding.code not in CODES_OF_ITERATIONS:
         return "of the recording" if finding.evidence.get("steps_marked") is False else "per step"
     if finding.case == "above_ideal":
         return "of a weight update"

@@ -19,10 +19,6 @@ Value = Any
 as it is."""
 
 
-MAX_MEMORY_RANKS = 16
-"""Ranks whose memory is shown, those with the highest peak."""
-
-
 class Column(msgspec.Struct, frozen=True):
     """One column of a table.
 

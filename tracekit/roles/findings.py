@@ -14,8 +14,6 @@ from tracekit.documents.roles import Iteration, PhaseBand, RolloutTail, WeightUp
 from tracekit.findings.context import Context
 from tracekit.metrics.process_phases import ROLLOUT, WEIGHT_SYNC
 
-CODES = ("rollout", "weight_sync")
-"""Codes of these findings."""
 PHASE_WORDS = {ROLLOUT: "rollout", WEIGHT_SYNC: "weight update"}
 MIN_SHARE = 0.01
 """Share of an iteration, or of a weight update, from which something is advised."""

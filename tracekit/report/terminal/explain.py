@@ -9,13 +9,12 @@ from tracekit._util.text import percent, rounded, short_ms, terminal
 from tracekit.analysis import Analysis
 from tracekit.classify import classify, explain, load_rules
 from tracekit.classify.graph_replays import events_with_captured_launches
-from tracekit.documents.findings import EvidenceValue
+from tracekit.documents.findings import CODES_OF_ITERATIONS, EvidenceValue
 from tracekit.errors import OptionError
 from tracekit.metrics.step_time import StepSummary
 from tracekit.report.findings import is_at_most, per_words, remarks_on
 from tracekit.report.view import view_of
 from tracekit.report.words import WORDS
-from tracekit.roles.findings import CODES as ROLE_CODES
 from tracekit.schema import GAP_CAUSES, LABELS, RankEvents
 
 MAX_KERNELS_OF_LABEL = 12
@@ -41,7 +40,7 @@ def explain_finding(analysis: Analysis, number: int) -> str:
         cost = f"{short_ms(finding.cost_ns)} a step, spread over {steps} steps"
     if finding.code == "hang":
         cost = f"{short_ms(finding.cost_ns)} at least, of no step"
-    if finding.code in ROLE_CODES:
+    if finding.code in CODES_OF_ITERATIONS:
         cost = f"{short_ms(finding.cost_ns)} {per_words(finding)}"
     lines.append(f"   costs {cost}")
     if finding.saving_ns is not None:

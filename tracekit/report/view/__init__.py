@@ -13,9 +13,9 @@ from typing import TypeVar
 from tracekit._util.text import counted, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.spread import MANY_RANKS, spread
-from tracekit.documents.findings import Finding
+from tracekit.documents.findings import CODES_OF_ITERATIONS, Finding
 from tracekit.errors import Notice
-from tracekit.memory.view import contents_table, lines_table, memory_line
+from tracekit.memory.view import contents_table, lines_table, memory_line, memory_table
 from tracekit.memory.view_out_of_memory import account_table_of, remedies_table_of
 from tracekit.report.blocks import Sentence
 from tracekit.report.clock_words import badge_of
@@ -42,11 +42,10 @@ from tracekit.report.view.budget import (
     label_rows,
 )
 from tracekit.report.view.changed_steps import changes_table
-from tracekit.report.view.copies import copy_table, memory_table, reload_view
+from tracekit.report.view.copies import copy_table, reload_view
 from tracekit.report.view.path import path_view
 from tracekit.report.view.pipeline import ScheduleView, unnamed_phases
 from tracekit.report.words import WORDS
-from tracekit.roles.findings import CODES as ROLE_CODES
 from tracekit.roles.view import (
     role_tables,
     step_summary,
@@ -201,7 +200,7 @@ class View:
     @cached_property
     def role_findings(self) -> tuple[Finding, ...]:
         """The findings about iterations and weight updates, with which the list begins; empty for other runs."""
-        return tuple(finding for finding in self.findings if finding.code in ROLE_CODES)
+        return tuple(finding for finding in self.findings if finding.code in CODES_OF_ITERATIONS)
 
     @cached_property
     def situation(self) -> tuple[str, ...]:

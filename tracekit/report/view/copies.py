@@ -1,4 +1,4 @@
-"""Memory of the allocators, copies between host and device, and weight updates."""
+"""Copies between host and device, and weight updates."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -7,12 +7,9 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from tracekit._util.text import UNKNOWN, counted, listing, ms, percent
+from tracekit._util.text import counted, listing, ms, percent
 from tracekit.analysis import Analysis
-from tracekit.documents.analysis import AllocatorMemory
-from tracekit.memory.measures import MEMORY_PHASES
-from tracekit.report.table import MAX_MEMORY_RANKS, Column, Table, make_table
-from tracekit.report.text import gb, gb_range
+from tracekit.report.table import Column, Table, make_table
 
 MAX_COPY_ROWS = 32
 """Rows of a table with one or more rows per rank."""
@@ -22,12 +19,6 @@ MAX_LANES = 8
 """Lanes of a weight update that are listed."""
 MAX_SOURCES = 64
 """Source ranks of a weight update that are listed."""
-SHOWN_PHASES = tuple(dict.fromkeys(MEMORY_PHASES.values()))
-HOST_TIME_NOTE = (
-    "memory is allocated when the host launches, so phases are the host's; "
-    "a range: allocated while two phases overlap"
-)
-
 _COPY_COLUMNS = (
     Column("rank", "rank"),
     Column("label", "label"),
@@ -151,78 +142,3 @@ def _mean_share(shares: Sequence[float | None]) -> float | None:
     """Return the mean of the shares that are known; None if none is."""
     known_shares = [share for share in shares if share is not None]
     return fmean(known_shares) if known_shares else None
-
-
-def memory_table(analysis: Analysis) -> Table | None:
-    """Return the memory of the ranks in GB, by phase and per chunk of the schedule.
-
-    None if it was not recorded.
-    """
-    if analysis.memory is None:
-        return None
-    ranks = sorted(analysis.memory.figures.ranks, key=lambda rank: -rank.peak_bytes)[
-        :MAX_MEMORY_RANKS
-    ]
-    phases = []
-    for phase in SHOWN_PHASES:
-        if any(phase in rank.by_phase for rank in ranks):
-            phases.append(phase)
-    columns = [Column("rank", "rank"), Column("peak", "figure"), Column("reserved", "figure", 2)]
-    columns += [Column(phase, "figure") for phase in phases]
-    columns += [
-        Column("before", "figure", 1),
-        Column("a chunk", "figure"),
-        Column("chunks", "figure"),
-    ]
-    rows = [_memory_row(rank, phases) for rank in sorted(ranks, key=lambda rank: rank.rank)]
-    return make_table(
-        columns,
-        rows,
-        notes=_memory_notes(analysis, len(ranks)),
-        caption="The most each rank held, in GB",
-    )
-
-
-def _memory_row(rank: AllocatorMemory, phases: Sequence[str]) -> tuple[object, ...]:
-    in_phases = []
-    for phase in phases:
-        peak = rank.by_phase.get(phase)
-        in_phases.append(UNKNOWN if peak is None else gb_range(peak.at_least, peak.at_most))
-    count = UNKNOWN
-    if rank.chunks is not None:
-        count = str(rank.chunks)
-        if rank.ideal_chunks not in (None, rank.chunks):
-            count += f" (schedule {rank.ideal_chunks})"
-    return (
-        rank.rank,
-        gb(rank.peak_bytes),
-        gb(rank.reserved_bytes),
-        *in_phases,
-        gb(rank.base_bytes),
-        UNKNOWN if rank.chunk_bytes is None else gb_range(*rank.chunk_bytes),
-        count,
-    )
-
-
-def _memory_notes(analysis: Analysis, shown: int) -> list[str]:
-    recorded = analysis.memory.figures.ranks if analysis.memory is not None else ()
-    capacities = sorted(
-        {rank.capacity_bytes for rank in recorded if rank.capacity_bytes is not None}
-    )
-    notes = [
-        f"GB of tensors; the GPU has {listing(map(gb, capacities))}"
-        if capacities
-        else "GB of tensors",
-        HOST_TIME_NOTE,
-    ]
-    if any(rank.chunks is not None for rank in recorded):
-        notes.append(
-            "before: before the first chunk; a chunk: what memory grows by over a forward cell and falls by over a "
-            "backward, their medians; chunks: the most in memory at once"
-        )
-    if shown < len(recorded):
-        notes.append(f"the {shown} fullest of {counted(len(recorded), 'rank')}")
-    missing = len(analysis.rank_results) - len(recorded)
-    if missing:
-        notes.append(f"{missing} of {len(analysis.rank_results)} ranks did not record it")
-    return notes
