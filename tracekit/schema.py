@@ -369,7 +369,7 @@ class ProcessGroup(msgspec.Struct, frozen=True):
 PYTORCH_READERS = ("kineto", "perfetto")
 """Readers of what PyTorch's profiler writes, as JSON or as Perfetto trace: each file holds one
 rank."""
-MULTI_RANK_READERS = ("merged", "nsight")
+MULTI_RANK_READERS = ("merged", "nsight", "rocm")
 """Readers whose files may hold several ranks, which only reading can tell."""
 
 
@@ -377,7 +377,7 @@ class Source(msgspec.Struct, frozen=True):
     """Origin of one rank's events, and metadata of the file."""
 
     path: str
-    reader: str  # "kineto", "perfetto" or "nsight"
+    reader: str  # "kineto", "perfetto", "nsight" or "rocm"
     rank: int
     rank_from: str  # "content", "name", "option", "only file", "matched" or "order"
     world_size: int | None = None

@@ -97,7 +97,7 @@ def test_large_tables_are_read_in_two_ranges(tmp_path, monkeypatch):
         }
         report.kernel(f"k{i % 7}", 10 * i, 10 * i + 5, pid=100 + i % 2, machine=200, **row)
     whole = nsight.read(report.save(tmp_path / "a.sqlite"))
-    monkeypatch.setattr("tracekit.parsers.nsight.exports.MIN_ROWS_FOR_TWO_THREADS", 10)
+    monkeypatch.setattr("tracekit.parsers.sqlite_tables.MIN_ROWS_FOR_TWO_THREADS", 10)
     halves = nsight.read(tmp_path / "a.sqlite")
     assert len(whole) == len(halves) == 6
     for one, other in zip(whole, halves, strict=True):

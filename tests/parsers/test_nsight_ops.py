@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracekit.parsers.nsight.nvtx import parse_ops
+from tracekit.parsers.torch_ranges import parse_ops
 
 PIECES = [
     "aten::mm",

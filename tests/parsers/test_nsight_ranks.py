@@ -9,7 +9,7 @@ from tests.parsers.nsight_payloads import INIT, payload, with_schemas
 from tests.parsers.nsight_reading import only, rows
 from tracekit.errors import InputError
 from tracekit.parsers import nsight
-from tracekit.parsers.nsight.rank_events import refuse_many_ranks
+from tracekit.parsers.process_ranks import refuse_many_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from tracekit.parsers.nsight import exports
+from tracekit.parsers import sqlite_tables
 from tracekit.parsers.nsight.exports import SqliteExport
 from tracekit.parsers.nsight.tables import read_table
 
@@ -107,7 +107,7 @@ def test_bytes_are_hex(path):
     ids=["key down", "key of no rowid", "without rowid", "column rowid", "computed"],
 )
 def test_tables_of_another_kind(path, monkeypatch, statements):
-    monkeypatch.setattr(exports, "MIN_ROWS_FOR_TWO_THREADS", 10)
+    monkeypatch.setattr(sqlite_tables, "MIN_ROWS_FOR_TWO_THREADS", 10)
     rename = [f"INSERT INTO k (start) SELECT start FROM {TABLE}", f"DROP TABLE {TABLE}"]
     write(path, *statements, *rename, f"ALTER TABLE k RENAME TO {TABLE}", values=range(200))
     assert sorted(read(path)) == list(range(200))
@@ -127,13 +127,13 @@ def test_a_column_that_was_added_later_has_its_default(path):
     ("value", "second_half"), [("start + 0.5", [*range(100, 200)]), ("'text'", [None] * 100)]
 )
 def test_odd_values_in_one_half_of_a_large_table(path, monkeypatch, value, second_half):
-    monkeypatch.setattr(exports, "MIN_ROWS_FOR_TWO_THREADS", 10)
+    monkeypatch.setattr(sqlite_tables, "MIN_ROWS_FOR_TWO_THREADS", 10)
     write(path, f"UPDATE {TABLE} SET start = {value} WHERE rowid > 100", values=range(200))
     assert read(path) == [*range(100), *second_half]
 
 
 def test_a_large_table_with_gaps_between_its_rowids_is_read_whole(path, monkeypatch):
-    monkeypatch.setattr(exports, "MIN_ROWS_FOR_TWO_THREADS", 10)
+    monkeypatch.setattr(sqlite_tables, "MIN_ROWS_FOR_TWO_THREADS", 10)
     write(
         path,
         f"UPDATE {TABLE} SET rowid = rowid - 9000000000000000000 WHERE rowid < 5",

@@ -7,7 +7,7 @@ import pytest
 
 from tests.parsers.nsight_files import Report
 from tests.parsers.nsight_reading import only, rows
-from tracekit.parsers.nsight.rank_events import find_steps
+from tracekit.parsers.process_ranks import find_steps
 
 pytestmark = pytest.mark.slow
 

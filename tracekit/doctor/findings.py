@@ -98,7 +98,7 @@ FINDING_RULES: dict[str, Callable[[RankFacts], bool]] = {
         f.gpu_events > 0 and not f.counts.get("graph", 0) and (f.in_graphs or f.graph_launches) > 0
     ),
     "no-cpu-ops": lambda f: (
-        f.gpu_events > 0 and f.cpu_ops == 0 and f.source.reader in PYTORCH_READERS
+        f.gpu_events > 0 and f.cpu_ops == 0 and f.source.reader in (*PYTORCH_READERS, "rocm")
     ),
     "no-nvtx": lambda f: (
         f.gpu_events > 0

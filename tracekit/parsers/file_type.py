@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tracekit._util.inflation import GZIP
-from tracekit.parsers.foreign_formats import SQLITE, find_foreign_format
+from tracekit.parsers.foreign_formats import SQLITE, created_tables, find_foreign_format
 from tracekit.parsers.plain_pickle import is_pickle
 from tracekit.parsers.rank_numbers import valid_rank
 
@@ -47,6 +47,9 @@ _EVENTS_OF_OTHER_USE = (
 _MARKED_BYTES = 1 << 14
 """First bytes of a file in which such a mark is looked for: several events."""
 
+ROCM = "rocm"
+"""Reader of what ROCm's profilers write."""
+_ROCPROFV3_JSON = re.compile(rb'^\s*\{\s*"rocprofiler-sdk-tool"\s*:')
 MERGED = "merged"
 """Reader of PyTorch traces of several ranks in one file."""
 MERGED_WHAT = "holds several ranks merged into one file"
@@ -84,7 +87,7 @@ _INSPECTOR_KEY = re.compile(rb'"inspector_output_format_version"\s*:')
 class FileType(msgspec.Struct, frozen=True):
     """Reader of a file, and its rank and world size if they are easy to find."""
 
-    # "kineto", MERGED, "perfetto", "nsight", "store" or one of RECORDINGS; None if it is none of these.
+    # "kineto", MERGED, "perfetto", "nsight", ROCM, "store" or one of RECORDINGS; None if it is none of these.
     reader: str | None
     rank: int | None = None
     world_size: int | None = None
@@ -131,12 +134,25 @@ def detect_file_type(head: bytes, tail: bytes = b"") -> FileType:
         return FileType(None, why=foreign.what, hint=foreign.hint)
     if is_pickle(head):
         return _detect_pickle(head)
-    reader = next(
-        (reader for first_bytes, reader in SIGNATURES.items() if head.startswith(first_bytes)), None
-    )
-    if reader is None and starts_with_packet(head):
-        reader = "perfetto"
+    reader = _reader_by_beginning(head)
     return FileType(reader) if reader else _detect_json(head, tail)
+
+
+def _reader_by_beginning(head: bytes) -> str | None:
+    """Return the reader of a file that its first bytes name, None of others."""
+    if _is_of_rocm(head):
+        return ROCM
+    for first_bytes, reader in SIGNATURES.items():
+        if head.startswith(first_bytes):
+            return reader
+    return "perfetto" if starts_with_packet(head) else None
+
+
+def _is_of_rocm(head: bytes) -> bool:
+    """Return whether a file is a database of rpd or rocprofv3, or the JSON of rocprofv3."""
+    if head.startswith(SQLITE):
+        return any(name.startswith(b"rocpd_") for name in created_tables(head))
+    return _ROCPROFV3_JSON.match(head) is not None
 
 
 def inflate(head: bytes, limit: int = HEAD_BYTES) -> bytes:

@@ -56,11 +56,6 @@ BINARY_FORMATS = (
 
 JSON_FORMATS = (
     ForeignFormat(
-        "is a recording of rocprofv3 (rocprofiler-sdk)",
-        "tracekit does not read it; record with torch.profiler",
-        re.compile(rb'^\{\s*"rocprofiler-sdk-tool"\s*:'),
-    ),
-    ForeignFormat(
         "is a profile of JAX or TensorFlow, written for Chrome's trace viewer",
         _RECORD_ON_GPU,
         # The names of its processes.
@@ -90,11 +85,6 @@ JSON_FORMATS = (
 
 SQLITE_FORMATS = (
     ForeignFormat(
-        "is a database of ROCm's profilers (rocprofv3 or rpd)",
-        "tracekit does not read it; record with torch.profiler",
-        re.compile(rb"rocpd_"),
-    ),
-    ForeignFormat(
         "is a database of an Ascend NPU's profiler (msprof)",
         "tracekit does not read it; Ascend's msprof-analyze does",
         re.compile(rb"CANN_API$|COMPUTE_TASK_INFO$|PYTORCH_API$"),
@@ -103,6 +93,11 @@ SQLITE_FORMATS = (
 """Formats of SQLite files by how the name of one of their tables begins."""
 
 _CREATED_TABLE = re.compile(rb'CREATE TABLE\s+["`\[]?(\w{1,64})')
+
+
+def created_tables(head: bytes) -> list[bytes]:
+    """Return the names of the tables whose definition stands in the first bytes of an SQLite file."""
+    return _CREATED_TABLE.findall(head)
 
 
 def find_foreign_format(head: bytes, tail: bytes = b"") -> ForeignFormat | None:
@@ -116,7 +111,7 @@ def find_foreign_format(head: bytes, tail: bytes = b"") -> ForeignFormat | None:
     True
     """
     if head.startswith(SQLITE):
-        tables = _CREATED_TABLE.findall(head)
+        tables = created_tables(head)
         matches = (known for known in SQLITE_FORMATS if any(map(known.pattern.match, tables)))
     elif (text := head.removeprefix(_BYTE_ORDER_MARK).lstrip())[:1] in (b"{", b"["):
         matches = (

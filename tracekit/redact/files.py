@@ -141,6 +141,7 @@ def _unredactable_error(ref: SourceRef) -> InputError:
     problems = {
         "perfetto": ("a Perfetto trace", "export the trace as JSON and redact that"),
         "store": ("a store", "redact the traces it came from"),
+        "rocm": ("a recording of ROCm", "record with torch.profiler and redact that"),
     }
     what, hint = problems.get(
         ref.reader, ("this export", "nsys export --type=sqlite, then redact that")

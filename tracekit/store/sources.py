@@ -28,7 +28,7 @@ from tracekit.errors import (
 )
 from tracekit.parsers import remote
 from tracekit.parsers.discovery import Discovery, discover
-from tracekit.parsers.file_type import MEMORY_SNAPSHOT, MERGED
+from tracekit.parsers.file_type import MEMORY_SNAPSHOT, MERGED, ROCM
 from tracekit.parsers.one_run import check_single_run
 from tracekit.parsers.rank_numbers import missing_ranks
 from tracekit.parsers.source_refs import SourceRef
@@ -428,11 +428,18 @@ def _read_perfetto(path: str, ref: SourceRef, stacks: bool, lenient: bool) -> li
     return [perfetto.read(path, rank=ref.rank, stacks=stacks, lenient=lenient)]
 
 
+def _read_rocm(path: str, ref: SourceRef, _: bool, lenient: bool) -> list[RankEvents]:
+    from tracekit.parsers import rocm
+
+    return rocm.read(path, rank=ref.rank if ref.rank_from == "option" else None, lenient=lenient)
+
+
 READERS: dict[str, Callable[[str, SourceRef, bool, bool], list[RankEvents]]] = {
     "kineto": _read_kineto,
     MERGED: _read_merged,
     "perfetto": _read_perfetto,
     "nsight": _read_nsight,
+    ROCM: _read_rocm,
 }
 """The function of each reader that ``parsers.file_type`` names; arguments: local file, source,
 stacks, lenient."""

@@ -7,10 +7,9 @@ import polars as pl
 from tracekit.errors import Notice, NoticeValues
 from tracekit.parsers.long_names import long_name_notice, shorten_names
 from tracekit.parsers.nsight.tables import VOCABULARY, NsightExport, read_table
+from tracekit.parsers.process_ranks import PID_MASK
 
 NO_STREAM = 0xFFFFFFFF
-PID_MASK = 0xFFFFFF
-"""Bits of the pid in a process id without thread, and of the thread in a packed id."""
 COPY_KINDS: dict[int, list[str]] = {
     int(kind): words for kind, words in VOCABULARY["copy_kinds"].items()
 }

@@ -20,17 +20,19 @@ from tracekit.errors import InputError, Notice, OptionError
 from tracekit.parsers.nsight import nccl, tables
 from tracekit.parsers.nsight.cuda import api_events, gpu_events
 from tracekit.parsers.nsight.exports import ArrowExport, SqliteExport
-from tracekit.parsers.nsight.names import PID_MASK, Strings
-from tracekit.parsers.nsight.nvtx import link_autograd, nvtx_events, parse_ops
-from tracekit.parsers.nsight.rank_events import (
-    NsightRank,
+from tracekit.parsers.nsight.names import Strings
+from tracekit.parsers.nsight.nvtx import nvtx_events
+from tracekit.parsers.nsight.tables import IDENTIFYING_TABLES, NsightExport
+from tracekit.parsers.process_ranks import (
+    PID_MASK,
+    ProcessRank,
     keep_rank_events,
     number_ranks,
     rank_events,
     rank_notices,
     refuse_many_ranks,
 )
-from tracekit.parsers.nsight.tables import IDENTIFYING_TABLES, NsightExport
+from tracekit.parsers.torch_ranges import link_autograd, parse_ops
 from tracekit.schema import UNTIMED, RankEvents, Source
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
@@ -158,10 +160,18 @@ def _read_ranks(
         ranks, key=lambda rank: rank.process
     ):  # pairs are sorted by process
         ranks_of_process = list(group)
+        calls_of_process = calls.filter(process=process)
+        ranges_of_process = ranges.filter(process=process)
         events_of_ranks = rank_events(
-            gpu.filter(process=process),
-            calls.filter(process=process),
-            ranges.filter(process=process),
+            nccl.add_to_kernels(
+                gpu.filter(process=process),
+                calls_of_process.filter(pl.col("kind").is_in(["runtime", "driver"])),
+                ranges_of_process.filter(
+                    pl.col("kind") == "cpu_op", pl.col("collective").is_not_null()
+                ),
+            ),
+            calls_of_process,
+            ranges_of_process,
             {rank.device: rank.number for rank in ranks_of_process},
         )
         for rank, events in zip(ranks_of_process, events_of_ranks, strict=True):
@@ -178,7 +188,7 @@ def _read_ranks(
 
 def _describe_rank(
     file_source: Source,
-    rank: NsightRank,
+    rank: ProcessRank,
     events: pl.DataFrame,
     gpu: tables.RecordedGpu,
     world: tuple[str, ...],

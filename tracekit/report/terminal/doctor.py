@@ -17,6 +17,7 @@ TOOL_NAMES = {
     "kineto": "PyTorch profiler",
     "perfetto": "PyTorch profiler",
     "nsight": "Nsight Systems",
+    "rocm": "ROCm's profilers",
 }
 SKIPPED_KINDS = {
     "M": "metadata",

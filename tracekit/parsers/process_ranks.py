@@ -14,11 +14,11 @@ from pathlib import Path
 import polars as pl
 
 from tracekit.errors import InputError, Notice
-from tracekit.parsers.nsight import nccl
-from tracekit.parsers.nsight.names import PID_MASK
 from tracekit.parsers.steps import assign_steps, filter_by_name, find_server_steps
 from tracekit.schema import EVENTS, GPU_KINDS, ON_OTHER_GPUS, conform
 
+PID_MASK = 0xFFFFFF
+"""Bits of the pid in a process id, which Nsight Systems packs with others."""
 _NUMBERED = (
     r"^ProfilerStep#(\d+)$",
     r"(?i)^(?:global[ _]?|train(?:ing)?[ _])?step[ _#:=\[]*(\d+)\]?$",
@@ -168,7 +168,7 @@ Pair = tuple[int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class NsightRank:
+class ProcessRank:
     """One rank of the file.
 
     ``device`` is None if the events name none, or the process ran nothing on a GPU.
@@ -220,7 +220,7 @@ def number_ranks(
     first: int | None,
     communicators: pl.DataFrame,
     threads: pl.DataFrame,
-) -> list[NsightRank]:
+) -> list[ProcessRank]:
     """Number the ranks.
 
     Args:
@@ -252,7 +252,7 @@ def number_ranks(
         numbers = [0] * len(pairs)
         number_from = "only file"
     return [
-        NsightRank(*pair, number, number_from) for pair, number in zip(pairs, numbers, strict=True)
+        ProcessRank(*pair, number, number_from) for pair, number in zip(pairs, numbers, strict=True)
     ]
 
 
@@ -282,15 +282,13 @@ def rank_events(
 
     Args:
         gpu: GPU events of the process.
-        calls: Its CUDA calls, synchronisations and profiler overhead.
-        ranges: Its NVTX ranges and instants.
+        calls: Its calls of the GPU's library, synchronisations and profiler overhead.
+        ranges: Its ranges and instants.
         ranks: Device → number of each rank.
     """
-    cuda_calls = calls.filter(pl.col("kind").is_in(["runtime", "driver"]))
-    records = ranges.filter(pl.col("kind") == "cpu_op", pl.col("collective").is_not_null())
-    frames = [nccl.add_to_kernels(gpu, cuda_calls, records), calls, ranges]
-    events = _sorted_events([frame for frame in frames if frame.height])
-    events = assign_steps(events, marks=find_steps(ranges, cuda_calls))
+    library_calls = calls.filter(pl.col("kind").is_in(["runtime", "driver"]))
+    events = _sorted_events([frame for frame in (gpu, calls, ranges) if frame.height])
+    events = assign_steps(events, marks=find_steps(ranges, library_calls))
     for device, part in _split_by_device(events, list(ranks)):
         numbered = part.with_columns(
             rank=pl.lit(ranks[device], dtype=EVENTS["rank"]),
