@@ -27,13 +27,13 @@ def test_an_empty_file(tmp_path):
 def test_an_sqlite_file_that_is_no_export(tmp_path):
     with closing(sqlite3.connect(tmp_path / "a.sqlite")) as connection, connection:
         connection.execute("CREATE TABLE albums (name)")
-    assert "no Nsight Systems tables" in refused(tmp_path / "a.sqlite").message
+    assert "no table of a profiler" in refused(tmp_path / "a.sqlite").message
 
 
 def test_an_sqlite_file_without_tables(tmp_path):
     with closing(sqlite3.connect(tmp_path / "a.sqlite")) as connection:
         connection.execute("PRAGMA user_version = 1")
-    assert "no Nsight Systems tables" in refused(tmp_path / "a.sqlite").message
+    assert "no table of a profiler" in refused(tmp_path / "a.sqlite").message
 
 
 def test_an_export_without_events(tmp_path):
@@ -49,7 +49,7 @@ def test_text_under_a_false_name(tmp_path, name):
 
 def test_a_folder_of_other_parquet_files(tmp_path):
     pl.DataFrame({"a": [1]}).write_parquet(tmp_path / "a.parquet")
-    assert "no Nsight Systems tables" in refused(tmp_path).message
+    assert "no table of a profiler" in refused(tmp_path).message
 
 
 def test_cpu_events_alone_are_read_with_a_notice(tmp_path):
