@@ -17,7 +17,7 @@ import numpy as np
 
 from tracekit.errors import InputError
 from tracekit.parsers.nsight import nccl
-from tracekit.parsers.nsight.exports import SQLITE, SqliteExport
+from tracekit.parsers.nsight.exports import NSIGHT_SQLITE, SqliteExport
 from tracekit.parsers.nsight.reader import open_export
 from tracekit.parsers.sqlite_tables import refuse_unreadable
 from tracekit.redact.fields import ANY, ID, KEPT, SIZE, SMALL, is_version
@@ -86,7 +86,7 @@ def redact_nsight(
 
     Return how much was dropped or replaced, by kind.
     """
-    refuse_unreadable(source, SQLITE)
+    refuse_unreadable(source, NSIGHT_SQLITE)
     target.unlink()  # sqlite creates the file itself
     replaced_before = names.replaced
     try:

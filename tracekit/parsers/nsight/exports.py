@@ -18,7 +18,7 @@ from tracekit.parsers.sqlite_tables import SqliteFormat, SqliteTables, to_polars
 _ARROW_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, pl.exceptions.PolarsError)
 """Errors of ``pyarrow`` on a damaged file, and of ``polars`` on types that it does not know."""
 
-SQLITE = SqliteFormat(
+NSIGHT_SQLITE = SqliteFormat(
     is_read=READ_TABLES.__contains__,
     texts=EXPORT_TEXT_COLUMNS,
     write_again="export the report again with `nsys export`",
@@ -30,7 +30,7 @@ class SqliteExport(SqliteTables):
     """An SQLite export."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, SQLITE)
+        super().__init__(path, NSIGHT_SQLITE)
 
 
 class ArrowExport:

@@ -22,10 +22,10 @@ from tracekit.parsers.process_ranks import (
     rank_notices,
     refuse_many_ranks,
 )
-from tracekit.parsers.rocm.recording import Recording, usable_gpu_work, usable_host_events
+from tracekit.parsers.rocm.recording import RocmRecording, usable_gpu_work, usable_host_events
 from tracekit.parsers.rocm.rocpd import TEXTS, is_stored_table, read_rocpd
 from tracekit.parsers.rocm.rocprofv3_json import read_rocprofv3_json
-from tracekit.parsers.rocm.rpd import READ_TABLES, RPD_TABLES, read_rpd
+from tracekit.parsers.rocm.rpd import RPD_TABLES, TABLES_OF_RPD_READ, read_rpd
 from tracekit.parsers.sqlite_tables import SqliteFormat, SqliteTables
 from tracekit.parsers.torch_ranges import link_autograd, parse_ops
 from tracekit.schema import UNTIMED, RankEvents, Source
@@ -70,7 +70,7 @@ def read(
     return _split_by_rank(recording, path, rank)
 
 
-def _read_file(path: Path) -> Recording:
+def _read_file(path: Path) -> RocmRecording:
     content = _first_bytes(path, len(SQLITE))
     if content.startswith(GZIP):
         inflated = inflate_whole(path.read_bytes(), str(path))
@@ -95,12 +95,12 @@ def _first_bytes(path: Path, count: int) -> bytes:
         ) from error
 
 
-def _read_database(database: Path, path: Path) -> Recording:
+def _read_database(database: Path, path: Path) -> RocmRecording:
     """Read a database; *path* is the file that the user gave."""
     # Databases of rocprofv3 have views with the names of rpd's tables.
     declared = created_tables(_first_bytes(database, _FIRST_BYTES))
     if set(map(bytes.decode, declared)) >= RPD_TABLES:
-        tables = SqliteTables(database, _database_format(READ_TABLES.__contains__))
+        tables = SqliteTables(database, _database_format(TABLES_OF_RPD_READ.__contains__))
         recording = read_rpd(tables)
     else:
         tables = SqliteTables(database, _database_format(is_stored_table))
@@ -113,7 +113,9 @@ def _read_database(database: Path, path: Path) -> Recording:
     return replace_fields(recording, notices=tuple(tables.notices))
 
 
-def _split_by_rank(recording: Recording, path: Path, first_rank: int | None) -> list[RankEvents]:
+def _split_by_rank(
+    recording: RocmRecording, path: Path, first_rank: int | None
+) -> list[RankEvents]:
     gpu, untimed = usable_gpu_work(recording.gpu)
     calls, call_notices = usable_host_events(recording.calls, "calls", path.name)
     ranges, range_notices = usable_host_events(recording.ranges, "ranges", path.name)
@@ -161,7 +163,9 @@ def _with_operators(ranges: pl.DataFrame) -> pl.DataFrame:
     return link_autograd(parse_ops(in_order))
 
 
-def _source(recording: Recording, path: Path, rank: ProcessRank, events: pl.DataFrame) -> Source:
+def _source(
+    recording: RocmRecording, path: Path, rank: ProcessRank, events: pl.DataFrame
+) -> Source:
     counts = dict(sorted(events["kind"].value_counts().rows()))
     gpu = None if rank.device is None else recording.gpus.get(rank.device)
     return Source(

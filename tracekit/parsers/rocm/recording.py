@@ -1,4 +1,4 @@
-"""What the files of ROCm's profilers hold, whichever of them wrote it: work of GPUs, calls and ranges of the host."""
+"""Content of the files of ROCm's profilers, whichever of them wrote it: work of GPUs, calls and ranges of the host."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ MAX_TIME_NS = 1 << 61
 MAX_GPU_EVENT_NS = 86_400_000_000_000
 """Exclusive bound of plausible durations on a GPU (one day)."""
 
-GPU_WORK = pl.Schema(
+ROCM_GPU_WORK = pl.Schema(
     {
         "kind": pl.String(),  # kernel, memcpy or memset
         "name": pl.String(),
@@ -26,7 +26,7 @@ GPU_WORK = pl.Schema(
         "bytes": pl.Int64(),  # of a copy
     }
 )
-CALLS = pl.Schema(
+ROCM_CALLS = pl.Schema(
     {
         "kind": pl.String(),  # runtime, overhead or other
         "name": pl.String(),
@@ -37,7 +37,7 @@ CALLS = pl.Schema(
         "process": pl.Int64(),
     }
 )
-RANGES = pl.Schema(
+ROCM_RANGES = pl.Schema(
     {
         "kind": pl.String(),  # annotation or mark
         "text": pl.String(),
@@ -50,15 +50,15 @@ RANGES = pl.Schema(
 
 
 @dataclass(frozen=True)
-class Recording:
+class RocmRecording:
     """The content of a file."""
 
     gpu: pl.DataFrame
-    """``GPU_WORK``."""
+    """``ROCM_GPU_WORK``."""
     calls: pl.DataFrame
-    """``CALLS``."""
+    """``ROCM_CALLS``."""
     ranges: pl.DataFrame
-    """``RANGES``."""
+    """``ROCM_RANGES``."""
     gpus: Mapping[int, str]
     """Names of GPUs by device."""
     tool: str
@@ -68,7 +68,7 @@ class Recording:
     notices: tuple[Notice, ...] = ()
 
 
-COPY_DIRECTIONS = {
+COPY_NAMES_OF_WORDS = {
     "HOST_TO_DEVICE": "HtoD (Host -> Device)",
     "DEVICE_TO_HOST": "DtoH (Device -> Host)",
     "DEVICE_TO_DEVICE": "DtoD (Device -> Device)",
@@ -86,7 +86,7 @@ def copy_name(direction: pl.Expr) -> pl.Expr:
     """
     letters = direction.str.to_uppercase().str.replace_all("_", "")
     name: pl.Expr = pl.lit("Memcpy (Unknown -> Unknown)")
-    for words, written in COPY_DIRECTIONS.items():
+    for words, written in COPY_NAMES_OF_WORDS.items():
         has_direction = letters.str.contains(words.replace("_", ""), literal=True)
         name = pl.when(has_direction).then(pl.lit(f"Memcpy {written}")).otherwise(name)
     return name

@@ -9,11 +9,17 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from tracekit.parsers.rocm.recording import CALLS, GPU_WORK, RANGES, Recording, copy_name
+from tracekit.parsers.rocm.recording import (
+    ROCM_CALLS,
+    ROCM_GPU_WORK,
+    ROCM_RANGES,
+    RocmRecording,
+    copy_name,
+)
 from tracekit.parsers.sqlite_tables import SqliteTables
 
 _STORED_TABLE = re.compile(r"(rocpd_[a-z_]+?)(_[0-9a-f]{8}_?[0-9a-f_]{20,40})")
-_PARTS = (
+_TABLES_OF_A_PROCESS = (
     *("rocpd_string", "rocpd_kernel_dispatch", "rocpd_memory_copy", "rocpd_region", "rocpd_event"),
     *("rocpd_info_process", "rocpd_info_thread", "rocpd_info_agent", "rocpd_info_kernel_symbol"),
 )
@@ -27,10 +33,10 @@ def is_stored_table(name: str) -> bool:
     (True, False)
     """
     match = _STORED_TABLE.fullmatch(name)
-    return match is not None and match[1] in _PARTS
+    return match is not None and match[1] in _TABLES_OF_A_PROCESS
 
 
-def read_rocpd(tables: SqliteTables) -> Recording:
+def read_rocpd(tables: SqliteTables) -> RocmRecording:
     """Return what a database of rocprofv3 holds."""
     suffixes = sorted(
         {match[2] for name in tables.tables if (match := _STORED_TABLE.fullmatch(name))}
@@ -39,7 +45,7 @@ def read_rocpd(tables: SqliteTables) -> Recording:
     gpus: dict[int, str] = {}
     for part in parts:
         gpus |= part.gpus
-    return Recording(
+    return RocmRecording(
         gpu=pl.concat([part.gpu for part in parts]),
         calls=pl.concat([part.calls for part in parts]),
         ranges=pl.concat([part.ranges for part in parts]),
@@ -55,7 +61,7 @@ class _ProcessTables:
         self._tables = tables
         self._suffix = suffix
 
-    def read(self) -> Recording:
+    def read(self) -> RocmRecording:
         strings = self._fetch("rocpd_string", ["id", "string"])
         names = strings.rename({"id": "name_id", "string": "name"})
         events = self._fetch("rocpd_event", ["id", "category_id", "stack_id", "extdata"]).join(
@@ -104,10 +110,10 @@ class _ProcessTables:
             .join(processes, on="pid", how="left")
             .join(gpus.select("device", agent_id="id"), on="agent_id", how="left")
         )
-        return Recording(
-            gpu=work.select(_columns(GPU_WORK)),
-            calls=calls.select(_columns(CALLS)),
-            ranges=ranges.select(_columns(RANGES)),
+        return RocmRecording(
+            gpu=work.select(_columns(ROCM_GPU_WORK)),
+            calls=calls.select(_columns(ROCM_CALLS)),
+            ranges=ranges.select(_columns(ROCM_RANGES)),
             gpus=_names_of_gpus(gpus),
             tool="rocprofv3",
         )

@@ -9,7 +9,13 @@ import msgspec
 import polars as pl
 
 from tracekit.errors import InputError
-from tracekit.parsers.rocm.recording import CALLS, GPU_WORK, RANGES, Recording, copy_name
+from tracekit.parsers.rocm.recording import (
+    ROCM_CALLS,
+    ROCM_GPU_WORK,
+    ROCM_RANGES,
+    RocmRecording,
+    copy_name,
+)
 
 
 class _Handle(msgspec.Struct):
@@ -26,7 +32,7 @@ class _Dispatch(msgspec.Struct):
     kernel_id: int
 
 
-class _Kernel(msgspec.Struct):
+class _KernelRecord(msgspec.Struct):
     start_timestamp: int
     end_timestamp: int
     dispatch_info: _Dispatch
@@ -34,7 +40,7 @@ class _Kernel(msgspec.Struct):
     stream_id: _Handle = msgspec.field(default_factory=_Handle)
 
 
-class _Copy(msgspec.Struct):
+class _CopyRecord(msgspec.Struct):
     kind: int
     operation: int
     start_timestamp: int
@@ -46,7 +52,7 @@ class _Copy(msgspec.Struct):
     stream_id: _Handle = msgspec.field(default_factory=_Handle)
 
 
-class _Call(msgspec.Struct):
+class _CallRecord(msgspec.Struct):
     kind: int
     operation: int
     start_timestamp: int
@@ -56,12 +62,12 @@ class _Call(msgspec.Struct):
 
 
 class _Records(msgspec.Struct):
-    kernel_dispatch: list[_Kernel] = []
-    memory_copy: list[_Copy] = []
-    hip_api: list[_Call] = []
-    hsa_api: list[_Call] = []
-    rccl_api: list[_Call] = []
-    marker_api: list[_Call] = []
+    kernel_dispatch: list[_KernelRecord] = []
+    memory_copy: list[_CopyRecord] = []
+    hip_api: list[_CallRecord] = []
+    hsa_api: list[_CallRecord] = []
+    rccl_api: list[_CallRecord] = []
+    marker_api: list[_CallRecord] = []
 
 
 class _Kind(msgspec.Struct):
@@ -69,14 +75,14 @@ class _Kind(msgspec.Struct):
     operations: list[str] = []
 
 
-class _Message(msgspec.Struct):
+class _MarkerText(msgspec.Struct):
     key: int
     value: str
 
 
-class _Strings(msgspec.Struct):
+class _NumberedNames(msgspec.Struct):
     buffer_records: list[_Kind] = []
-    marker_api: list[_Message] = []
+    marker_api: list[_MarkerText] = []
 
 
 class _Symbol(msgspec.Struct):
@@ -93,27 +99,27 @@ class _Agent(msgspec.Struct):
     product_name: str = ""
 
 
-class _Metadata(msgspec.Struct):
+class _ProcessMetadata(msgspec.Struct):
     pid: int
 
 
-class _Process(msgspec.Struct):
-    metadata: _Metadata
+class _RecordedProcess(msgspec.Struct):
+    metadata: _ProcessMetadata
     agents: list[_Agent] = []
-    strings: _Strings = msgspec.field(default_factory=_Strings)
+    strings: _NumberedNames = msgspec.field(default_factory=_NumberedNames)
     kernel_symbols: list[_Symbol] = []
     buffer_records: _Records = msgspec.field(default_factory=_Records)
 
 
 class _File(msgspec.Struct):
-    processes: list[_Process] = msgspec.field(name="rocprofiler-sdk-tool")
+    processes: list[_RecordedProcess] = msgspec.field(name="rocprofiler-sdk-tool")
 
 
 _GPU_AGENT = 2
 """Type of an agent that is a GPU."""
 
 
-def read_rocprofv3_json(content: bytes, path: Path) -> Recording:
+def read_rocprofv3_json(content: bytes, path: Path) -> RocmRecording:
     """Return what the JSON of rocprofv3 holds."""
     try:
         file = msgspec.json.decode(content, type=_File)
@@ -139,17 +145,17 @@ def read_rocprofv3_json(content: bytes, path: Path) -> Recording:
         calls += _calls(process)
         ranges += _ranges(process)
     copies = copy_name(pl.col("name"))
-    work = pl.DataFrame(gpu, schema=GPU_WORK)
-    return Recording(
+    work = pl.DataFrame(gpu, schema=ROCM_GPU_WORK)
+    return RocmRecording(
         gpu=work.with_columns(name=pl.when(kind="memcpy").then(copies).otherwise("name")),
-        calls=pl.DataFrame(calls, schema=CALLS),
-        ranges=pl.DataFrame(ranges, schema=RANGES),
+        calls=pl.DataFrame(calls, schema=ROCM_CALLS),
+        ranges=pl.DataFrame(ranges, schema=ROCM_RANGES),
         gpus=gpus,
         tool="rocprofv3",
     )
 
 
-def _gpu_work(process: _Process, devices: dict[int, int]) -> list[dict[str, object]]:
+def _gpu_work(process: _RecordedProcess, devices: dict[int, int]) -> list[dict[str, object]]:
     """Return kernels and copies of a process; a copy belongs to the GPU that it writes, else to that which it reads."""
     symbols = {
         symbol.kernel_id: symbol.formatted_kernel_name or symbol.kernel_name
@@ -180,7 +186,7 @@ def _gpu_work(process: _Process, devices: dict[int, int]) -> list[dict[str, obje
     return work
 
 
-def _calls(process: _Process) -> list[dict[str, object]]:
+def _calls(process: _RecordedProcess) -> list[dict[str, object]]:
     records = process.buffer_records
     rows = []
     for kind, calls in (
@@ -197,7 +203,7 @@ def _calls(process: _Process) -> list[dict[str, object]]:
     return rows
 
 
-def _ranges(process: _Process) -> list[dict[str, object]]:
+def _ranges(process: _RecordedProcess) -> list[dict[str, object]]:
     """Return the ranges and instants of roctx that have a text: its other calls control the profiler."""
     texts = {message.key: message.value for message in process.strings.marker_api}
     rows = []
@@ -216,7 +222,7 @@ def _ranges(process: _Process) -> list[dict[str, object]]:
 
 
 def _row(
-    start_ns: int, end_ns: int, correlation: _Correlation, process: _Process
+    start_ns: int, end_ns: int, correlation: _Correlation, process: _RecordedProcess
 ) -> dict[str, object]:
     return {
         "start_ns": start_ns,
@@ -226,7 +232,7 @@ def _row(
     }
 
 
-def _operation(process: _Process, kind: int, operation: int) -> str | None:
+def _operation(process: _RecordedProcess, kind: int, operation: int) -> str | None:
     """Return the name of an operation, None where the file does not name it."""
     kinds = process.strings.buffer_records
     if not 0 <= kind < len(kinds) or not 0 <= operation < len(kinds[kind].operations):

@@ -7,19 +7,25 @@ operations.
 
 import polars as pl
 
-from tracekit.parsers.rocm.recording import CALLS, GPU_WORK, RANGES, Recording, copy_name
+from tracekit.parsers.rocm.recording import (
+    ROCM_CALLS,
+    ROCM_GPU_WORK,
+    ROCM_RANGES,
+    RocmRecording,
+    copy_name,
+)
 from tracekit.parsers.sqlite_tables import SqliteTables
 
 RPD_TABLES = frozenset({"rocpd_op", "rocpd_api"})
 """Tables that make a database one of rpd."""
-READ_TABLES = RPD_TABLES | {*("rocpd_string", "rocpd_api_ops", "rocpd_copyapi")}
+TABLES_OF_RPD_READ = RPD_TABLES | {*("rocpd_string", "rocpd_api_ops", "rocpd_copyapi")}
 MARKER = "UserMarker"
 LIBRARY_CALLS = r"^(?:hip|hsa|cuda|cu[A-Z])"
 OWN_CALLS = r"^rpd|Table::|callback"
 """Calls in which the profiler itself works."""
 
 
-def read_rpd(tables: SqliteTables) -> Recording:
+def read_rpd(tables: SqliteTables) -> RocmRecording:
     """Return what a database of rpd holds."""
     texts = tables.read("rocpd_string", ["id", "string"]).unique("id", keep="first")
     calls = _named(
@@ -46,10 +52,10 @@ def read_rpd(tables: SqliteTables) -> Recording:
         process="pid",
     )
     is_work = pl.col("kind").is_not_null()
-    return Recording(
-        gpu=operations.filter(is_work).select(_columns(GPU_WORK)),
-        calls=library_calls.select(_columns(CALLS)),
-        ranges=ranges.select(_columns(RANGES)),
+    return RocmRecording(
+        gpu=operations.filter(is_work).select(_columns(ROCM_GPU_WORK)),
+        calls=library_calls.select(_columns(ROCM_CALLS)),
+        ranges=ranges.select(_columns(ROCM_RANGES)),
         gpus={},
         tool="rpd",
         other_operations=operations.filter(~is_work).height,
