@@ -11,7 +11,7 @@ import pytest
 from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.align.clocks import Clocks
-from tracekit.errors import OptionError
+from tracekit.errors import OptionError, TracekitError
 from tracekit.graph.changes import (
     WhatIfGraph,
     parse_change,
@@ -535,3 +535,28 @@ def test_a_wait_followed_by_short_calls_still_releases_the_host(samples):
     exposed_ns = run.step.budget.exposed_ns["dp_comm"]
     # Twice as fast, at least a third of the exposed transfers is saved.
     assert step.measured_ns - step.predicted_ns > exposed_ns / 3
+
+
+def test_another_schedule_is_a_change(samples):
+    """The run's own schedule changes nothing; a slower one states no saving."""
+    run = analyze(samples / "1f1b", changes=["schedule 1f1b", "schedule zb-v"])
+    own, other = run.changed_steps[:2]
+    assert (own.predicted_ns, own.saves_ns) == (own.measured_ns, 0)
+    assert other.predicted_ns > other.measured_ns
+    assert (other.saves_ns, other.saves_range_ns) == (None, None)
+    low_ns, high_ns = other.predicted_range_ns
+    assert low_ns <= other.predicted_ns <= high_ns
+
+
+def test_an_unknown_change_names_the_nearest_three(run_command, samples):
+    with pytest.raises(OptionError) as error:
+        parse_change("fused optimiser")
+    assert "the nearest are: fused optimizer, " in str(error.value)
+    assert str(error.value).count(",") == 2
+    with pytest.raises(TracekitError, match="zb-v"):
+        parse_change("schedule zbv")
+    listed = run_command("analyze", "--list-changes")
+    assert listed.returncode == 0
+    assert {"schedule NAME", "fused optimizer", "balance"} <= {
+        line.partition("  ")[0] for line in listed.stdout.splitlines()
+    }

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from typer.core import TyperCommand
 
 from tracekit.errors import InputError, OptionError, TracekitError
@@ -35,7 +36,7 @@ OPTION_PANELS = {
     "Most used": ("output", "full", "explain", "what_if", "schedule"),
     "What to read": ("steps", "ranks", "roles", "file_rank", "rules", "capture", "gpu", "strict", "workers"),
     "What to compare with": ("layout", "pipeline"),
-    "What to ask": ("change", "by"),
+    "What to ask": ("change", "list_changes", "by"),
     "What to print": ("show", "brief", "json", "plot"),
 }  # fmt: skip
 """Options in the order of the help, by heading; what is in none comes last."""
@@ -61,6 +62,17 @@ class AnalyzeCommand(TyperCommand):
         for heading, names in panels.items():
             with formatter.section(heading):
                 formatter.write_dl([records[name] for name in names])
+
+
+def _print_changes(wanted: bool) -> None:
+    """Print the forms of changes, and end."""
+    if wanted:
+        from tracekit.graph.changes import CHANGE_FORMS
+
+        width = max(map(len, CHANGE_FORMS))
+        for form, meaning in CHANGE_FORMS.items():
+            print_text(f"{form:{width}}  {meaning}")
+        raise typer.Exit
 
 
 def run(
@@ -113,10 +125,19 @@ def run(
         list[str] | None,
         value(
             "Predict one such change: 'dp_comm x0.5', 'links x2', 'rank 2 like others', 'no host delay', "
-            "'hide dp_comm', 'balance', 'microbatches 16'; may be repeated.",
+            "'hide dp_comm', 'balance', 'schedule zb-v', 'microbatches 16'; may be repeated.",
             "TEXT",
         ),
     ] = None,
+    list_changes: Annotated[
+        bool,
+        typer.Option(
+            "--list-changes",
+            help="List the forms of changes.",
+            callback=_print_changes,
+            is_eager=True,
+        ),
+    ] = False,
     pipeline: Annotated[
         int | None, value("Show this pipeline, counted from 0; by default the slowest.", "N")
     ] = None,

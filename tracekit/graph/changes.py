@@ -13,8 +13,10 @@ last, behind the compute that is left then.
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
 from functools import cached_property, partial
 from itertools import groupby
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -40,6 +42,7 @@ from tracekit.graph.constants import (
     MIN_SAVED_SHARE_TO_PROPOSE,
     MIN_SHARE_OF_CARRIED_COPIES,
     MIN_VARIATION,
+    NEAREST_FORMS_NAMED,
     ROUNDING_SHARE,
 )
 from tracekit.graph.event_graph import EventGraph, EventReplay
@@ -48,6 +51,7 @@ from tracekit.graph.remedies import REMEDY_CHANGES, change_factors, select_remed
 from tracekit.intervals import union
 from tracekit.metrics.label_intervals import COMPUTE_SET
 from tracekit.metrics.step_time import FreeStep
+from tracekit.pipeline.schedules.registry import describe
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
 
 HOST_CHANGES = {
@@ -64,12 +68,34 @@ HOST_CHANGES = {
 NO_HOST_DELAY = "no host delay"
 NO_LAUNCH_DELAY = "no launch delay"
 FREE_CPU = "free cpu"
-FORMS = (
-    "NAME x0.5 (a label, module, operator or kernel), links x2, rank N like others, "
-    f"links of rank N like others, no host delay, {NO_LAUNCH_DELAY}, "
-    f"{', '.join(HOST_CHANGES.values())}, hide LABEL, balance, microbatches N, "
-    f"{', '.join(REMEDY_CHANGES)}"
-)
+CHANGE_FORMS: Mapping[str, str] = {
+    "NAME x0.5": "a label, module, operator or kernel takes half its time",
+    "links x2": "links have twice the bandwidth",
+    "rank N like others": "a rank takes as long as the others; also ranks 1, 3",
+    "links of rank N like others": "its links are as fast as those of the others",
+    "hide LABEL": "communication runs beside compute",
+    "balance": "all ranks have the same work",
+    "schedule NAME": "the pipeline runs another schedule, such as zb-v (`tracekit schedule --list`)",
+    "microbatches N": "the pipeline runs another number of micro-batches",
+    "no host delay": "the host is never late",
+    NO_LAUNCH_DELAY: "launches take no time",
+    **dict.fromkeys(HOST_CHANGES.values(), "the host spends no time on it"),
+    **REMEDY_CHANGES,
+}
+"""Every form of a change, and what it means."""
+
+
+def nearest_forms(text: str) -> list[str]:
+    """Return the forms of a change that are nearest to a text that is none.
+
+    >>> nearest_forms("fused optimiser")[0], nearest_forms("rank two like others")[0]
+    ('fused optimizer', 'rank N like others')
+    """
+
+    def likeness(form: str) -> float:
+        return SequenceMatcher(None, text.lower(), form.lower()).ratio()
+
+    return sorted(CHANGE_FORMS, key=likeness, reverse=True)[:NEAREST_FORMS_NAMED]
 
 
 class RefusedError(Exception):
@@ -92,6 +118,7 @@ class ChangedGraph:
         self.hidden: list[str] = []  # labels
         self.removed: set[str] = set()  # activities of the host
         self.microbatches: list[int] = []
+        self.schedules: list[str] = []
         self.rests_on: list[str] = []
 
     @property
@@ -103,6 +130,10 @@ class ChangedGraph:
     def _removed_host_work(self) -> tuple[Bools, Floats]:
         """What removing activities does to launches: all changes are made before the first replay."""
         return self.graph.without_host_work(self.removed)
+
+    def costs_time(self, saves_ns: int) -> bool:
+        """Return whether another schedule makes the step longer: it has no saving, then."""
+        return bool(self.schedules) and saves_ns < 0
 
     def hidden_ns(self) -> int:
         """Return the time per step that hidden labels take by themselves on the rank where they take longest."""
@@ -214,15 +245,8 @@ def parse_change(text: str) -> Edit:
 
     >>> parse_change("rank two like others")
     Traceback (most recent call last):
-    tracekit.errors.OptionError: --change 'rank two like others' is not a change that is known (changes are NAME x0.5 \
-(a label, module, operator or kernel), links x2, rank N like others, links of rank N like others, no host delay, \
-no launch delay, no compilation, no data loading, no search for unused parameters, no pageable copies, \
-no allocations, no synchronisation, no host compute, no python, \
-hide LABEL, balance, microbatches N, tf32, bf16, fp16, fp32, cast once, fused attention, fuse, \
-fuse norm, fuse activation, fuse rotation, fuse elementwise, no recompute, one copy, fused optimizer, \
-clip together, channels last, large messages, reduce in backward, gather once, free cpu, \
-known shapes, pad sizes, fuse loss, causal attention, sparse table, static cache, channels first, \
-recurrent module, grouped products, clip in one call, one call for all tensors, results rarely)
+    tracekit.errors.OptionError: --change 'rank two like others' is not a change that is known (the nearest are: \
+rank N like others, links of rank N like others, clip together; --list-changes names all)
     """
     parts = split_changes(text)
     if len(parts) > 1:
@@ -233,11 +257,13 @@ recurrent module, grouped products, clip in one call, one call for all tensors, 
         if match := re.fullmatch(pattern, words):
             if match.groupdict().get("factor") and not float(match["factor"]):
                 raise OptionError(
-                    f"--change {text!r}: the factor must be above 0", hint=f"changes are {FORMS}"
+                    f"--change {text!r}: the factor must be above 0", hint="write it as NAME x0.5"
                 )
             return edit(match)
+    nearest = ", ".join(nearest_forms(words))
     raise OptionError(
-        f"--change {text!r} is not a change that is known", hint=f"changes are {FORMS}"
+        f"--change {text!r} is not a change that is known",
+        hint=f"the nearest are: {nearest}; --list-changes names all",
     )
 
 
@@ -531,6 +557,12 @@ def _edit_remedy(match: re.Match[str]) -> Edit:
 _LIKE_OTHERS = r"(?P<links>links of )?ranks? (?P<ranks>\d{1,9}(, ?\d{1,9})*) like others"
 # At most nine digits: a longer number is none of a run, and Python converts none of thousands.
 _NUMBER = r"(?P<factor>\d{1,9}(\.\d{1,9})?)"
+
+
+def _run_schedule(changed: ChangedGraph, *, name: str) -> None:
+    changed.schedules.append(name)
+
+
 _EDITS: Mapping[str, Callable[[re.Match[str]], Edit]] = {
     NO_HOST_DELAY: lambda _: _without_host_delay,
     NO_LAUNCH_DELAY: lambda _: _without_launch_delay,
@@ -539,6 +571,9 @@ _EDITS: Mapping[str, Callable[[re.Match[str]], Edit]] = {
     "balance": lambda _: _balance,
     r"micro-?batches (?P<count>\d{1,9})": lambda match: (
         lambda changed: changed.microbatches.append(int(match["count"]))
+    ),
+    r"schedule (?P<name>\S+)": lambda match: partial(
+        _run_schedule, name=describe(match["name"]).name
     ),
     _LIKE_OTHERS: lambda match: partial(
         _links_like_others if match["links"] else _like_others, numbers=_numbers(match["ranks"])
@@ -579,6 +614,8 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     microbatches: Callable[[int], tuple[int, int, int] | str] | None = None
     """Change of the step by another number of micro-batches: low, likely and high, or why not;
     None: no pipeline."""
+    schedule: Callable[[str], tuple[int, int, int] | str] | None = None
+    """The same by another schedule."""
     memory: Callable[[int], tuple[tuple[int, int | None] | None, bool | None]] | None = None
     """Bounds of the memory that another number of micro-batches needs, and whether it fits; None:
     no pipeline."""
@@ -707,19 +744,23 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             if len(changed.microbatches) == 1 and self.memory is not None:
                 peak_bytes, fits = self.memory(changed.microbatches[0])
                 step = msgspec.structs.replace(step, peak_bytes=peak_bytes, fits=fits)
-            added = sum(
-                (np.array(self._more_microbatches(n)) for n in changed.microbatches), np.zeros(3)
-            )
+            added = np.zeros(3)
+            for count in changed.microbatches:
+                added += self._of_pipeline(self.microbatches, count)
+            for name in changed.schedules:
+                added += self._of_pipeline(self.schedule, name)
         except RefusedError as refused:
             return msgspec.structs.replace(step, why_not=str(refused))
         if changed.microbatches:
             changed.rests_on.append("micro-batches of this run's size")
+        if changed.schedules:
+            changed.rests_on.append("the run's own times of forward and backward")
         replay = changed.replay()
         bounds = self.graph.step_bounds(replay.start, replay.end, replay.launch)
         replayed_ns = max(self.replayed_ns(bounds), changed.hidden_ns())
         predicted_ns = round(replayed_ns + added[1])
         single_changes = [single for text in changes for single in split_changes(text)]
-        if len(single_changes) > 1 and not changed.microbatches:
+        if len(single_changes) > 1 and not changed.microbatches and not changed.schedules:
             worse_than = self._better_alone(single_changes, predicted_ns)
             if worse_than is not None:
                 why_not = f"'{worse_than}' alone is faster: these changes work against each other"
@@ -728,13 +769,13 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         free_predicted_ns = likely_ns
         saves_ns = step.measured_ns - predicted_ns
         if free_ns is not None and likely_ns is not None:
-            saves_ns = free_ns - likely_ns
+            saves_ns = round(free_ns - likely_ns - added[1])
             free_predicted_ns = max(round(likely_ns + added[1]), 0)
         step = msgspec.structs.replace(
             step,
             predicted_ns=predicted_ns,
             free_predicted_ns=free_predicted_ns,
-            saves_ns=None if changed.microbatches else saves_ns,
+            saves_ns=None if changed.microbatches or changed.costs_time(saves_ns) else saves_ns,
             rests_on=tuple(changed.rests_on),
         )
         if saving_alone:
@@ -756,7 +797,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         return msgspec.structs.replace(
             step,
             predicted_range_ns=(least_ns, most_ns),
-            saves_range_ns=None if changed.microbatches else saves_range_ns,
+            saves_range_ns=None if step.saves_ns is None else saves_range_ns,
             critical_path=tuple(PathPart(*row) for row in path_parts.head(MAX_PATH_PARTS).rows()),
         )
 
@@ -805,6 +846,10 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             parse_change(change)(changed)
         if len(changed.microbatches) > 1:
             raise RefusedError("a run has one number of micro-batches")
+        if len(changed.schedules) > 1 or (changed.schedules and changed.microbatches):
+            raise RefusedError(
+                "another schedule is predicted with nothing else of the pipeline changed"
+            )
         if changed.hidden:
             changed.hide_labels()
         return changed
@@ -817,14 +862,16 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
                 return change
         return None
 
-    def _more_microbatches(self, count: int) -> tuple[int, int, int]:
-        """Return the change of the step with *count* micro-batches: low, likely and high."""
-        if self.microbatches is None:
-            raise RefusedError("this run has no pipeline whose micro-batches could be counted")
-        difference = self.microbatches(count)
+    def _of_pipeline(
+        self, predict: Callable[[Any], tuple[int, int, int] | str] | None, value: int | str
+    ) -> Ints:
+        """Return the change of the step by another pipeline: low, likely and high."""
+        if predict is None:
+            raise RefusedError("this run has no pipeline that could be another")
+        difference = predict(value)
         if isinstance(difference, str):
             raise RefusedError(difference)
-        return difference
+        return np.array(difference)
 
     def _margin_ns(self, replayed_ns: int, path_parts: pl.DataFrame) -> float:
         """Return the half width of a range, from the spread of the steps and what the critical path consists of.

@@ -132,6 +132,8 @@ are many points. By choice, 2026-11-15."""
 
 # ---- Changes of recorded events, and their ranges.
 
+NEAREST_FORMS_NAMED = 3
+"""Forms of a change that the error about an unknown one names. By choice, 2026-11-19."""
 MAX_LISTED_CHANGES = 5
 """Changes that are listed if none was asked for, those that save most. By choice, 2026-11-16."""
 

@@ -1,12 +1,15 @@
 """Predictions for a pipeline that was compared with its ideal: other schedules and numbers of micro-batches."""
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
 from tracekit.errors import Notice, ScheduleError
 from tracekit.graph.predictor import Predictor, fit_predictor
 from tracekit.graph.schedule_rows import too_large_to_search, what_if_rows, with_microbatches
 from tracekit.pipeline.against_ideal import ScheduleComparison
-from tracekit.pipeline.schedules.registry import searched_names
+from tracekit.pipeline.schedules import Schedule, generate
+from tracekit.pipeline.schedules.registry import describe, searched_names
 
 
 def fit_to_comparison(comparison: ScheduleComparison) -> Predictor | str:
@@ -59,10 +62,29 @@ def predict_microbatches(predictor: Predictor | str, count: int) -> tuple[int, i
         Low, likely and high change of the makespan in nanoseconds; a text with the reason if it is
         not known.
     """
+    return _predict_other(predictor, lambda own: with_microbatches(own, count))
+
+
+def predict_schedule(predictor: Predictor | str, name: str) -> tuple[int, int, int] | str:
+    """Predict another schedule with the run's ranks, micro-batches and times, as ``predict_microbatches`` does."""
+
+    def other(own: Schedule) -> Schedule:
+        entry = describe(name)
+        if not entry.pipeline:
+            raise ScheduleError(f"{name} is no schedule of a pipeline")
+        virtual = max(own.virtual, 2) if entry.virtual is None else None
+        return generate(name, pp=own.pp, microbatches=own.microbatches, virtual=virtual)
+
+    return _predict_other(predictor, other)
+
+
+def _predict_other(
+    predictor: Predictor | str, other: Callable[[Schedule], Schedule]
+) -> tuple[int, int, int] | str:
     if isinstance(predictor, str):
         return predictor
     try:
-        schedule = with_microbatches(predictor.own, count)
+        schedule = other(predictor.own)
     except ScheduleError as error:
         return str(error)
     base = predictor.predict(predictor.own)

@@ -52,7 +52,12 @@ from tracekit.documents.coding import table_schema
 from tracekit.errors import InputError, Notice
 from tracekit.graph.changes import NO_HOST_DELAY, WhatIfGraph, ranks_of_changes
 from tracekit.graph.critical_path.path import CriticalPath, join_cells
-from tracekit.graph.pipeline import fit_to_comparison, predict_microbatches, with_predictions
+from tracekit.graph.pipeline import (
+    fit_to_comparison,
+    predict_microbatches,
+    predict_schedule,
+    with_predictions,
+)
 from tracekit.graph.predictor import Predictor
 from tracekit.memory.combine import (
     RunMemory,
@@ -400,9 +405,10 @@ def _what_if_graph(
             if "pp" in position:
                 pipeline_positions[rank] = position["pp"]
         predict_memory = partial(memory_with_microbatches, comparison, against_schedule.memory)
-    predict_pipeline = None
+    predict_pipeline = predict_other_schedule = None
     if against_schedule.predictor is not None:
         predict_pipeline = partial(predict_microbatches, against_schedule.predictor)
+        predict_other_schedule = partial(predict_schedule, against_schedule.predictor)
     return WhatIfGraph(
         graph=communication.graph,
         measured_ns=step_time_ns,
@@ -411,6 +417,7 @@ def _what_if_graph(
         positions=pipeline_positions,
         clock_error_ns=communication.clocks.residual_ns or 0,
         microbatches=predict_pipeline,
+        schedule=predict_other_schedule,
         memory=predict_memory,
     )
 
