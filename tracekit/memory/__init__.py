@@ -41,17 +41,20 @@ def memory(
     from tracekit.memory.run import capacity_bytes, find_snapshots, measure_gpus, no_snapshot_error
     from tracekit.memory.snapshot_file import read_memory_snapshots
     from tracekit.parsers import remote
-    from tracekit.parsers.rank_numbers import chosen_ranks
+    from tracekit.parsers.rank_numbers import chosen_ranks, unknown_rank_error
     from tracekit.report.findings import with_sentences
     from tracekit.report.notices import with_messages
 
     numbers = chosen_ranks(ranks)
     capacity = capacity_bytes(gpu_memory_gb)
     refs = find_snapshots(paths)
-    if numbers is not None:
-        refs = [ref for ref in refs if ref.rank in numbers]
     if not refs:
         raise no_snapshot_error(paths)
+    if numbers is not None:
+        present = [ref.rank for ref in refs if ref.rank is not None]
+        refs = [ref for ref in refs if ref.rank in numbers]
+        if not refs:
+            raise unknown_rank_error(numbers, present)
     snapshots = []
     notices: list[Notice] = []
     errors: list[TracekitError] = []

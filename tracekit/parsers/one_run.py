@@ -40,10 +40,16 @@ def check_single_run(refs: Sequence[SourceRef | Source]) -> None:
     of_pytorch = [ref for ref in refs if ref.reader in PYTORCH_READERS]
     unknown = [ref.path for ref in of_pytorch if ref.rank is None]
     if unknown and len(refs) > 1:
-        hint = "put the rank into their names: rank0.json, rank1.json, …"
-        raise InputError(
-            f"{len(unknown)} files do not say their rank{file_listing(unknown)}", hint=hint
-        )
+        raise unranked_files_error(unknown)
+
+
+def unranked_files_error(paths: Sequence[str]) -> InputError:
+    """Return the error about files that do not say their rank, with what their caller may have meant."""
+    of_one_run = "ranks of one run: put the rank into their names (rank0.json, rank1.json, …)"
+    hint = of_one_run
+    if len(paths) == 2:
+        hint = f"two runs to compare: tracekit diff {shlex.join(paths)}; {of_one_run}"
+    return InputError(f"{len(paths)} files do not say their rank{file_listing(paths)}", hint=hint)
 
 
 def _run_folders(refs: Sequence[SourceRef | Source]) -> list[str]:

@@ -323,6 +323,21 @@ def _is_private_address(address: str) -> bool:
     return not ipaddress.ip_address(address.partition("%")[0]).is_global
 
 
+_PACKAGE_OF_SCHEME = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "hf": "huggingface_hub",
+    "http": "",  # the extra brings what it needs
+    "https": "",
+}
+"""Package with which fsspec reads URLs of a scheme."""
+
+
 @contextlib.contextmanager
 def _one_line_errors(url: str) -> Iterator[None]:
     """Turn whatever a remote file system raises into one line about the URL, without its secrets."""
@@ -346,8 +361,12 @@ def _input_error(url: str, error: BaseException) -> InputError:
     if is_gone:
         return InputError(f"{shown}: there is no such file or folder", hint="check the URL")
     if isinstance(error, ImportError):
+        scheme = url.partition("://")[0]
+        package = _PACKAGE_OF_SCHEME.get(scheme, error.name or "")
+        packages = " ".join(["'tracekit-ml[remote]'", *([package] if package else [])])
         return InputError(
-            f"{shown}: {_reason(error)}", hint="install that package, or copy the files here"
+            f"{shown}: reading {scheme}:// URLs needs {package or 'the extra remote'}",
+            hint=f"pip install {packages}, or copy the files here",
         )
     if isinstance(error, TimeoutError):
         problem = f"{shown}: the server did not answer within {ANSWER_TIMEOUT_S:.0f} s"

@@ -23,8 +23,13 @@ from tracekit.errors import InputError, Notice, OptionError
 from tracekit.metrics.process_phases import find_decode_steps, find_stretches
 from tracekit.parsers.discovery import Discovery
 from tracekit.parsers.kineto.recording_window import recording_window
-from tracekit.parsers.one_run import check_single_run, roles_by_name, several_runs_error
-from tracekit.parsers.source_refs import SourceRef, file_listing
+from tracekit.parsers.one_run import (
+    check_single_run,
+    roles_by_name,
+    several_runs_error,
+    unranked_files_error,
+)
+from tracekit.parsers.source_refs import SourceRef
 from tracekit.roles.processes import Process, kind_of_role, share_a_process
 from tracekit.roles.weight_updates.transfers import RELOAD_EVENTS, reload_events
 from tracekit.schema import PYTORCH_READERS, RankEvents
@@ -258,8 +263,7 @@ def _ranks_in_order(unranked: Sequence[SourceRef], others: Sequence[SourceRef]) 
     other_ranks = sorted({ref.rank for ref in others if ref.rank is not None})
     paths = [ref.path for ref in unranked]
     if len(other_ranks) != len(paths):
-        problem = f"{len(paths)} files do not say their rank{file_listing(paths)}"
-        raise InputError(problem, hint="put the rank into their names: rank0.json, rank1.json, …")
+        raise unranked_files_error(paths)
     return dict(zip(sorted(paths), other_ranks, strict=True))
 
 

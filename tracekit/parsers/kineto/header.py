@@ -54,7 +54,13 @@ def find_events(stream: Stream) -> tuple[bytes, int, dict[str, Any]]:
     while True:
         more = stream.read(size)
         data += more
-        start_and_keys = _search(data, stream.name, is_last=len(more) < size)
+        is_last = len(more) < size
+        if is_last and stream.cut_short and data.strip() and not _EVENTS.search(data):
+            raise InputError(
+                f"{stream.name}: is cut off: its gzip data ends before the first event",
+                hint="copy it again, or record this rank again",
+            )
+        start_and_keys = _search(data, stream.name, is_last=is_last)
         if start_and_keys is not None:
             return data, *start_and_keys
         if len(data) > HEAD_LIMIT:
