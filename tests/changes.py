@@ -18,6 +18,7 @@ def metric(**changes):
         "change": None,
         "change_relative": None,
         "interval": None,
+        "every_step": None,
     }
     return diff.MetricChange(**row | changes)
 
@@ -74,6 +75,7 @@ def difference(**changes):
         "obstacles": [],
         "same_recording": False,
         "story": [],
+        "free_step": None,
         "work": None,
         "waterfall": None,
         "timelines": None,
@@ -115,6 +117,7 @@ def finding(**changes):
         "cost_after_bytes": None,
         "step_agrees": True,
         "text": "the GPU waits for data",
+        "text_before": "",
         "advice": "",
         "predicted_saving_ns": None,
         "predicted_range_ns": None,

@@ -12,15 +12,15 @@ from tracekit.documents.baseline import ModuleTime
 MS = 1_000_000
 
 
-def _rank(rank: int, label_ms: dict[str, int], exposed_ms: int) -> RankFigures:
-    """Return a rank whose step of 1000 ms has these labels one after the other, then exposed pp_comm, then nothing."""
+def _rank(rank: int, label_ms: dict[str, int], exposed_ms: int, step_ms: int = 1000) -> RankFigures:
+    """Return a rank whose step of *step_ms* has these labels one after the other, exposed pp_comm, then nothing."""
     label_ns = {label: ms * MS for label, ms in label_ms.items()}
     compute_ns, exposed_ns = sum(label_ns.values()), exposed_ms * MS
     return RankFigures(
-        rank=rank, steps=[1], span_ns=1000 * MS, label_ns=label_ns, set_ns={}, label_count={}, weak_ns=0,
+        rank=rank, steps=[1], span_ns=step_ms * MS, label_ns=label_ns, set_ns={}, label_count={}, weak_ns=0,
         weak_share=None, overlap={}, hidden_by_ns={}, wait_ns={}, blocking_ns={}, because_ns={},
         budget=Budget(
-            compute_ns=compute_ns, exposed_ns={"pp_comm": exposed_ns}, idle=1000 * MS - compute_ns - exposed_ns
+            compute_ns=compute_ns, exposed_ns={"pp_comm": exposed_ns}, idle=step_ms * MS - compute_ns - exposed_ns
         ),
         bubble=Bubble(idle_ns=0, wait_ns=0, fraction=None, lower_bound=False),
         phases=(), idle_host_ns=None, idle_host=[], inside_launch_ns=0,
@@ -102,3 +102,12 @@ def test_the_module_that_changed_most_is_named_wherever_it_stands():
 
     assert _most_changed_modules([run(10, 5, 1)], [run(16, 6, 1)]) == {"forward": ("mlp", 6.0)}
     assert _most_changed_modules([run(10, 5, 9)], [run(9, 6, 5)]) == {"forward": ("norm", -4.0)}
+
+
+def test_idle_time_that_changed_more_than_compute_comes_first() -> None:
+    before = Run("a", ranks=(_rank(0, {"forward": 10}, 0, step_ms=100),))
+    after = Run("b", ranks=(_rank(0, {"forward": 4}, 0, step_ms=6),))
+    assert explain_change([before], [after]) == [
+        "idle time shrank by 88.0 ms",
+        "forward shrank by 6.0 ms",
+    ]

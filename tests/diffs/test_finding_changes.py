@@ -13,9 +13,11 @@ from tracekit.diffs.baseline import write_baseline
 from tracekit.diffs.finding_changes import check_savings, compare_findings
 from tracekit.documents.diff import Facts
 from tracekit.documents.findings import Finding
-from tracekit.report.ci.finding_words import savings_sentence
+from tracekit.errors import OptionError
+from tracekit.report.ci.finding_words import changed_findings, savings_sentence
 
 MS = 1_000_000
+CHANGES = {"data_loading": "no data loading", "host_sync": "no synchronisation"}
 STEADY = (0.0, 0.02, -0.02, 0.01, -0.01, 0.0)
 """Deviations of six steps, in milliseconds."""
 
@@ -34,7 +36,7 @@ def finding(code="data_loading", cost_ms=10.0, saves_ms=None, **fields):
         "evidence": {},
         "text": f"{code} costs time",
         "advice": "do something",
-        "change": None,
+        "change": CHANGES.get(code),
         "saves_ns": saves_ns,
         "saves_range_ns": None if saves_ns is None else (saves_ns, saves_ns),
         "certain": "measured",
@@ -53,8 +55,8 @@ def kinds(before, after):
     return [(change.code, change.kind) for change in compare_findings(before, after)]
 
 
-def check(before, after):
-    return check_savings(compare_findings(before, after), before, after)
+def check(before, after, change="no data loading"):
+    return check_savings(change, compare_findings(before, after), before, after)
 
 
 def test_a_finding_is_new_gone_worse_or_better():
@@ -140,6 +142,24 @@ def test_memory_is_compared_in_bytes():
     assert kinds(before, side(100.0)) == [("leak", "gone")]
 
 
+def test_three_steps_that_are_all_faster_tell_that_the_step_did():
+    """A confidence interval of three steps that vary by a tenth holds 0."""
+    spread = (0.0, 10.0, -10.0)
+    (change,) = compare_findings(side(100.0, finding(), spread=spread), side(75.0, spread=spread))
+    assert change.step_agrees
+    (change,) = compare_findings(side(100.0, finding(), spread=spread), side(85.0, spread=spread))
+    assert not change.step_agrees
+
+
+def test_what_a_finding_that_shrank_said_before_is_kept():
+    before = side(100.0, finding(cost_ms=12, text="the CPU is late: 2,490 kernels a step"))
+    after = side(90.0, finding(cost_ms=2, text="the CPU is late: 93 kernels a step"))
+    (change,) = compare_findings(before, after)
+    assert change.text_before == "the CPU is late: 2,490 kernels a step"
+    (line,) = changed_findings(diff(before, after).document)
+    assert line.text == "the CPU is late: 93 kernels a step (before: 2,490 kernels a step)"
+
+
 def test_a_side_without_a_record_of_findings_is_not_compared():
     old = Side((Run("old", make_samples({"step_ms": (100.0,) * 6})),), {})
     assert compare_findings(old, side(100.0, finding())) is None
@@ -160,7 +180,7 @@ def test_a_finding_that_went_counts_if_the_step_became_faster(after_ms, agrees):
         (94.0, "less"),
         (84.0, "more"),
         (99.0, "undecided"),
-        (105.0, "less"),  # slower
+        (105.0, "opposite"),
     ],
 )
 def test_a_predicted_saving_of_10_ms_against_the_measured_one(after_ms, outcome):
@@ -172,35 +192,45 @@ def test_a_predicted_saving_of_10_ms_against_the_measured_one(after_ms, outcome)
     assert high - low >= 2 * 0.0285 * 100 * MS * 0.99
 
 
-def test_of_a_finding_that_shrank_the_part_that_is_still_predicted_was_not_saved():
-    before = side(100.0, finding(cost_ms=12, saves_ms=10))
-    saving = check(before, side(94.0, finding(cost_ms=5, saves_ms=4)))
-    assert (saving.predicted_saving_ns, saving.outcome) == (6 * MS, "as_predicted")
-
-
-def test_of_several_findings_only_the_sum_is_compared():
+def test_of_several_changes_only_the_sum_is_compared():
     before = side(
         100.0,
         finding("data_loading", 10, 10, saves_range_ns=(8 * MS, 12 * MS)),
         finding("host_sync", 6, 5, saves_range_ns=(0, 6 * MS)),
     )
-    saving = check(before, side(86.0))
+    saving = check(before, side(86.0), "no data loading, no synchronisation")
     assert saving.codes == ["data_loading", "host_sync"]
     assert saving.predicted_saving_ns == 15 * MS
     assert saving.predicted_range_ns == (8 * MS, 18 * MS)
     assert saving.outcome == "as_predicted"
 
 
-def test_without_a_prediction_nothing_is_said():
-    assert check(side(100.0, finding()), side(90.0)) is None
-    # One of two was predicted: that one is compared.
-    before = side(100.0, finding("slow_kernel", 5), finding("data_loading", 5, 5))
+def test_only_the_change_that_was_named_is_compared():
+    before = side(100.0, finding("host_sync", 5, 5), finding("data_loading", 10, 10))
     assert check(before, side(90.0)).codes == ["data_loading"]
+    assert diff(before, side(90.0)).document.savings is None
+    named = diff(before, side(90.0), change="no data loading").document.savings
+    assert named == check(before, side(90.0))
 
 
-def test_a_finding_that_is_still_there_saved_nothing():
-    stays = finding(cost_ms=10, saves_ms=10)
-    assert check(side(100.0, stays), side(90.0, stays)) is None
+def test_a_change_that_nothing_was_predicted_for_is_one_line():
+    before = side(100.0, finding("host_sync", 5, 5))
+    with pytest.raises(OptionError, match="nothing was predicted for it"):
+        diff(before, side(90.0), change="no data loading")
+    with pytest.raises(OptionError, match="is not a change that is known"):
+        diff(before, side(90.0), change="no coffee")
+
+
+def test_steps_without_the_profiler_are_compared_where_both_sides_know_them():
+    before = side(100.0, finding(saves_ms=10), free_ms=50.0, free_range_ms=(49.0, 51.0))
+    after = side(60.0, free_ms=41.0, free_range_ms=(40.0, 42.0))
+    saving = check(before, after)
+    assert (saving.step, saving.measured_saving_ns, saving.outcome) == (
+        "free",
+        9 * MS,
+        "as_predicted",
+    )
+    assert saving.measured_range_ns == (7 * MS, 11 * MS)
 
 
 def test_steps_that_vary_by_more_than_the_change_decide_nothing():
@@ -216,15 +246,6 @@ def test_fewer_than_three_steps_show_no_noise(steps, known):
     saving = check(before, side(90.0, spread=STEADY[:steps]))
     assert (saving.measured_range_ns is not None) == known
     assert saving.outcome == ("as_predicted" if known else "undecided")
-
-
-def test_a_slow_step_is_looked_for_in_the_mean_step():
-    spread = (0.0, 0.0, 60.0, 0.0, 0.0, 0.0)
-    slow = finding("slow_step", 10, 10, steps=[3])
-    saving = check(side(100.0, slow, spread=spread), side(100.0))
-    assert saving.step == "mean"
-    assert saving.measured_saving_ns == 10 * MS  # 60 ms in one of six steps
-    assert saving.outcome == "undecided"  # one step of six may be chance
 
 
 def test_steps_of_different_work_are_not_compared():
@@ -247,7 +268,7 @@ def test_the_straggler_of_the_sample_is_new_work_and_its_end_is_seen(samples):
         ("worse", "own_bubble"),
     ]
     assert changes.savings is None
-    mended = diff(after, before).document
+    mended = diff(after, before, change="balance").document
     assert [(row.kind, row.case) for row in mended.findings] == [
         ("gone", "imbalance"),
         ("better", "own_bubble"),
@@ -267,35 +288,26 @@ EVERYDAY = Path(os.environ.get("TRACEKIT_CORPUS", "nowhere")) / "everyday"
 @pytest.mark.slow
 @pytest.mark.skipif(not EVERYDAY.is_dir(), reason="needs the recordings of everyday runs")
 @pytest.mark.parametrize(
-    ("faulty", "mended", "code", "outcome"),
-    [
-        ("loader", "good", "data_loading", "as_predicted"),
-        ("items", "good", "host_sync", "as_predicted"),
-        ("pageable", "good", "pageable_copy", "as_predicted"),
-        ("alloc", "good", "allocator", "as_predicted"),
-        ("accum", "accum-nosync", "repeated_reduction", "as_predicted"),
-        ("save", "good", "slow_step", "undecided"),  # one checkpoint in four steps
-    ],
+    ("faulty", "change"), [("loader", "no data loading"), ("pageable", "no pageable copies")]
 )
-def test_savings_predicted_for_everyday_faults_come_true(faulty, mended, code, outcome):
-    changes = diff(analysis_of(EVERYDAY / faulty), analysis_of(EVERYDAY / mended))
-    saving = changes.document.savings
-    assert saving.codes[0] == code
-    assert saving.outcome == outcome
-    assert "measured −" in savings_sentence(changes.document)
+def test_savings_predicted_for_everyday_faults_come_true(faulty, change):
+    before, after = (analysis_of(EVERYDAY / name) for name in (faulty, "good"))
+    changes = diff(before, after, change=change).document
+    assert changes.savings.outcome == "as_predicted"
+    assert "measured −" in savings_sentence(changes)
 
 
 def test_a_baseline_file_keeps_predicted_savings(tmp_path):
     places = [{"rank": 0, "step": 1, "start_ns": 0, "end_ns": 1, "name": "x", "source": None}]
     before = side(
         100.0,
-        finding("exposed_comm", 10, 10, evidence={"label": "dp_comm", "cause": "x"}, where=places),
+        finding("data_loading", 10, 10, evidence={"label": "dp_comm", "cause": "x"}, where=places),
     )
     path = tmp_path / "baseline.json"
     write_baseline(path, before.runs)
     assert '"cause"' not in path.read_text()
     assert '"start_ns"' not in path.read_text()
     after = side(90.0)
-    kept = diff(path, after).document
+    kept = diff(path, after, change="no data loading").document
     assert kept.savings == check(before, after)
     assert kept.findings == compare_findings(before, after)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from datetime import date
 
 import pytest
+from msgspec.structs import replace
 
 from tests.changes import check, difference, finding, metric, side, time_of, unusable, verdict
 from tracekit.documents.diff import (
     CellChange,
+    FreeStepChange,
     KernelChange,
     ModuleChange,
     PartChange,
@@ -193,3 +195,34 @@ def test_a_waterfall_has_no_bar_for_what_did_not_change():
         ("y", -1_000_000),
         ("after", 13_000_000),
     ]
+
+
+@pytest.mark.parametrize(
+    ("every_step", "said"),
+    [
+        ((2.8, 3.6), "every step is slower (28 to 36 %), inconclusive (few steps)"),
+        ((-3.6, -2.8), "every step is faster (28 to 36 %), inconclusive (few steps)"),
+        ((2.81, 2.84), "every step is slower (28.1 to 28.4 %), inconclusive (few steps)"),
+        (None, "inconclusive (few steps)"),
+    ],
+)
+def test_what_every_step_did_stands_beside_inconclusive(every_step, said):
+    step = metric(before=10.0, after=13.2, change=3.2, verdict="inconclusive", reason="few steps")
+    row = replace(step, every_step=every_step)
+    assert words.step_sentence(difference(metrics=[row])).endswith(f": {said}")
+
+
+@pytest.mark.parametrize(
+    ("after_range_ms", "outcome"),
+    [((9.5, 11.5), "within their ranges"), ((10.6, 11.5), "slower")],
+)
+def test_a_diff_begins_with_the_step_without_the_profiler(after_range_ms, outcome):
+    free = FreeStepChange(
+        before_ms=10.0, after_ms=11.0, before_range_ms=(9.5, 10.5), after_range_ms=after_range_ms
+    )
+    step = metric(before=20.0, after=20.0, change=0.0)
+    result = difference(free_step=free, metrics=[step])
+    assert words.step_sentence(result) == (
+        f"Step without the profiler 10.00 ms → 11.00 ms (+10.0 %): {outcome}; "
+        "typical recorded step 20.00 ms → 20.00 ms (0.0 %): no clear change"
+    )

@@ -90,7 +90,12 @@ def test_figures_are_the_step_time(analysis):
     checks = {check.metric: check for check in judge([run], [run])}
     assert checks["step_ms"].before == step_ms
     assert scalars(analysis)["tracekit/step_ms"] == step_ms
-    assert history_point(run, time_s=0.0).values["step_ms"] == step_ms
+    point = history_point(run, time_s=0.0).values
+    assert point["step_ms"] == step_ms
+    free = analysis.step.free
+    free_ms = None if free is None else free.time_ns / 1e6
+    assert scalars(analysis).get("tracekit/free_step_ms") == free_ms
+    assert point.get("free_step_ms") == free_ms
 
 
 def test_the_notebook_shows_the_step_time(analysis):

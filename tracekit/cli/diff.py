@@ -18,6 +18,14 @@ def run(
     output: Annotated[
         list[Path] | None, options.output("Write the result: .json, .md or .html; may be repeated.")
     ] = None,
+    change: Annotated[
+        str | None,
+        options.value(
+            "The change that was made from A to B, such as 'no data loading': what was predicted for it is held "
+            "against what was measured.",
+            "TEXT",
+        ),
+    ] = None,
     role: options.Role = None,
     json: options.Json = False,
 ) -> None:
@@ -34,7 +42,7 @@ def run(
     if holds_snapshots_alone(before) and holds_snapshots_alone(after):
         _show_memory(before, after, output=output or [], json=json)
         return
-    changes = diff(before, after, role=role)
+    changes = diff(before, after, role=role, change=change)
     for path in output or ():
         changes.save(path)
         print_note(f"wrote {path}")

@@ -24,6 +24,7 @@ from tracekit.diffs.verdict import judge
 from tracekit.documents import diff as documents
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.gate import CheckResult
+from tracekit.graph.changes import parse_change
 from tracekit.report.ci.write import write_diff
 from tracekit.report.notebook import NOTEBOOK_WIDTH, screen_html
 from tracekit.report.terminal.changes import render_diff
@@ -105,19 +106,25 @@ class Diff(HasDocument):
         return f"<Diff: {self._title}: {summary}>"
 
 
-def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> Diff:
+def diff(
+    before: Comparable, after: Comparable, *, role: str | None = None, change: str | None = None
+) -> Diff:
     """Return the changes from *before* to *after*: by metric, label, rank, module, kernel and cell.
 
     Either is a trace, a folder, a store, a saved analysis or a baseline file, by its path; an
     ``Analysis``; or several runs in a list. Where ranks have several processes, the main role is
-    compared, and below ``roles`` each other one; *role* compares one alone.
+    compared, and below ``roles`` each other one; *role* compares one alone. *change* names the
+    change that was made between the runs as ``--change`` of ``analyze`` does: what was predicted for
+    it is then held against what was measured.
 
     >>> from tracekit import analyze
     >>> run = analyze("sample_traces/reload", schedule="none")
     >>> {row["verdict"] for row in diff(run, run).to_dict()["metrics"]} & {"regressed", "improved"}
     set()
     """
-    old = side_of(before, what="first run", keep=True)
+    if change is not None:
+        parse_change(change)
+    old = side_of(before, what="first run", keep=True, changes=() if change is None else (change,))
     new = side_of(after, what="second run", keep=True)
     if role is not None:
         old, new = select_role(old, new, role)
@@ -132,6 +139,9 @@ def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> D
         new.runs, old.runs, allow=comparability.DIFFERENCES_OF_A_DIFF
     )
     findings = compare_findings(old, new)
+    savings = None
+    if change is not None:
+        savings = check_savings(change, findings or (), old, new)
     document = documents.DiffDocument(
         tracekit=__version__,
         format=documents.DIFF_FORMAT,
@@ -140,6 +150,7 @@ def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> D
         obstacles=obstacles,
         same_recording=comparability.are_same_recording(new.runs, old.runs),
         story=explain_change(old.runs, new.runs),
+        free_step=_free_step_change(old.runs, new.runs),
         work=work,
         waterfall=build_waterfall(old.runs, new.runs),
         timelines=_timelines(old.runs, new.runs),
@@ -147,11 +158,27 @@ def diff(before: Comparable, after: Comparable, *, role: str | None = None) -> D
         labels=_label_rows(old.runs, new.runs),
         ranks=_rank_rows(old.runs, new.runs),
         findings=findings,
-        savings=check_savings(findings or (), old, new),
+        savings=savings,
         **structs.asdict(largest_changes(old.runs, new.runs, max_rows=100)),
         roles=roles or UNSET,
     )
     return Diff(old, new, document)
+
+
+def _free_step_change(
+    before: Sequence[Run], after: Sequence[Run]
+) -> documents.FreeStepChange | None:
+    """Return the step without the profiler of both sides; None if one does not know it."""
+    old = comparability.free_step(before)
+    new = comparability.free_step(after)
+    if old is None or new is None or not old.ms:
+        return None
+    return documents.FreeStepChange(
+        before_ms=old.ms,
+        after_ms=new.ms,
+        before_range_ms=(old.least_ms, old.most_ms),
+        after_range_ms=(new.least_ms, new.most_ms),
+    )
 
 
 def _timelines(before: Sequence[Run], after: Sequence[Run]) -> documents.Timelines | None:

@@ -143,7 +143,15 @@ def explain_change(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
             *_describe_exposed(changes, min_ms, step_change_ms=step_ms, same_compute=same_compute),
         ]
     compute = _describe_compute(changes, most_changed, _most_changed_modules(before, after))
-    products = _describe_products(before, after, change=changes[most_changed].get("compute", 0.0))
+    compute_ms = changes[most_changed].get("compute", 0.0)
+    products = _describe_products(before, after, change=compute_ms)
+    # Time that the same rank is idle or exposed is no consequence of its own compute: if it changed
+    # more, it comes first.
+    of_rank = {most_changed: changes[most_changed]}
+    exposed = _largest_exposed_change(of_rank, step_ms if abs(step_ms) >= min_ms else None)
+    if exposed is not None and abs(exposed.change_ms) > max(abs(compute_ms), min_ms):
+        leading = _describe_exposed(changes, min_ms, step_change_ms=step_ms, same_compute=False)
+        return [*sentences, *leading, compute, *products]
     return [*sentences, compute, *products, *_describe_waiting(changes, most_changed, min_ms)]
 
 

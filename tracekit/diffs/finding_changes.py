@@ -13,13 +13,20 @@ import msgspec
 import polars as pl
 
 from tracekit._util.values import first_that_holds
-from tracekit.diffs.comparability import compare_work, find_obstacles, is_equal_work
+from tracekit.diffs.comparability import (
+    compare_work,
+    find_obstacles,
+    free_step,
+    is_equal_work,
+)
 from tracekit.diffs.load_runs import Side
 from tracekit.diffs.runs import Run, centre_of_runs
 from tracekit.diffs.verdict import judge
 from tracekit.documents.diff import FindingChange, SavingCheck
 from tracekit.documents.findings import Finding
 from tracekit.documents.gate import GateSettings
+from tracekit.errors import OptionError
+from tracekit.graph.changes import split_changes
 
 MIN_FINDING_SHARE_TO_COMPARE = 0.01
 """Cost as a share of the step time below which a finding is taken as absent."""
@@ -36,7 +43,7 @@ CODES_ABOUT_RECORDING = frozenset({"recording"})
 """Findings about what was not recorded, which cost the run nothing."""
 
 Kind = Literal["new", "worse", "gone", "better"]
-Outcome = Literal["as_predicted", "less", "more", "undecided", "not_comparable"]
+Outcome = Literal["as_predicted", "less", "more", "opposite", "undecided", "not_comparable"]
 _CHANGES_IN_ORDER: tuple[Kind, ...] = ("new", "worse", "gone", "better")
 Identity = tuple[str, str, tuple[int, ...]]
 """What a finding is about: code, label or part of the gap, ranks."""
@@ -63,14 +70,16 @@ class _StepChange(msgspec.Struct, frozen=True):
     range_ns: tuple[int, int] | None
     """Range in which the saving (before minus after) likely lies; None if there are too few
     steps."""
+    direction_of_every_step: int = 0
+    """1 if every step is faster, beyond the noise floor, -1 if every step is slower, else 0."""
 
     @property
     def direction(self) -> int:
         """1 if the step became faster, -1 if slower, 0 if neither beyond its noise."""
         if self.range_ns is None:
-            return 0
+            return self.direction_of_every_step
         low, high = self.range_ns
-        return (low > 0) - (high < 0)
+        return (low > 0) - (high < 0) or self.direction_of_every_step
 
 
 def compare_findings(before: Side, after: Side) -> list[FindingChange] | None:
@@ -171,6 +180,7 @@ def _finding_change(
         cost_after_bytes=_rounded(new.cost_bytes if new else None),
         step_agrees=is_about_memory or step.direction == agreeing_direction,
         text=shown.example.text,
+        text_before=old.example.text if old is not None and kind in ("worse", "better") else "",
         advice="" if kind == "gone" else shown.example.advice,
         predicted_saving_ns=saving,
         predicted_range_ns=saving_range,
@@ -231,45 +241,100 @@ def _predicted_saving(
     return saving_ns, (min(least, saving_ns), largest)
 
 
+class _Prediction(msgspec.Struct, frozen=True):
+    """What was predicted for a change, before it was made."""
+
+    codes: list[str]  # findings that advised it
+    saving_ns: int
+    range_ns: tuple[int, int]
+
+
 def check_savings(
-    changes: Sequence[FindingChange], before: Side, after: Side
+    change: str, changes: Sequence[FindingChange], before: Side, after: Side
 ) -> SavingCheck | None:
-    """Return predicted against measured savings; None if no predicted saving was realised.
+    """Return predicted against measured saving of a change; None if a side has no step time.
 
     Args:
+        change: The change that was made, as ``--change`` names it.
         changes: Findings that changed.
-        before: Side on which the savings were predicted.
-        after: Side on which they are measured.
+        before: Side on which the saving was predicted.
+        after: Side on which it is measured.
     """
-    predicted = [
-        change for change in changes if change.predicted_saving_ns and change.predicted_range_ns
-    ]
-    if not predicted:
-        return None
-    codes = [change.code for change in predicted]
-    is_about_mean = not CODES_OF_SINGLE_STEPS.isdisjoint(codes)
-    step = _step_change("mean_step_ms" if is_about_mean else "step_ms", before, after)
+    predicted = _prediction_of(change, before)
+    step = _free_step_change(before, after)
+    is_free = step is not None
+    if step is None:
+        step = _step_change("step_ms", before, after)
     if step is None:
         return None
     added_ns = 0
-    for change in changes:
-        if change.kind in ("new", "worse"):
-            added_ns += change.cost_after_ns - change.cost_before_ns
-    ranges = [change.predicted_range_ns or (0, 0) for change in predicted]
-    predicted_range = (max(least for least, _ in ranges), sum(largest for _, largest in ranges))
-    obstacles = find_obstacles(after.runs, before.runs, allow=DIFFERENCES_OF_A_CHANGE)
+    for row in changes:
+        if row.kind in ("new", "worse"):
+            added_ns += row.cost_after_ns - row.cost_before_ns
+    allowed = (*DIFFERENCES_OF_A_CHANGE, "recording") if is_free else DIFFERENCES_OF_A_CHANGE
+    obstacles = find_obstacles(after.runs, before.runs, allow=allowed)
     is_comparable = not obstacles and is_equal_work(compare_work(before.runs, after.runs))
     return SavingCheck(
-        codes=codes,
-        step="mean" if is_about_mean else "typical",
+        change=change,
+        codes=predicted.codes,
+        step="free" if is_free else "typical",
         step_before_ns=step.before_ns,
         step_after_ns=step.after_ns,
-        predicted_saving_ns=sum(change.predicted_saving_ns or 0 for change in predicted),
-        predicted_range_ns=predicted_range,
+        predicted_saving_ns=predicted.saving_ns,
+        predicted_range_ns=predicted.range_ns,
         measured_saving_ns=step.before_ns - step.after_ns,
         measured_range_ns=step.range_ns,
         added_cost_ns=added_ns,
-        outcome=_outcome(predicted_range, step) if is_comparable else "not_comparable",
+        outcome=_outcome(predicted.range_ns, step) if is_comparable else "not_comparable",
+    )
+
+
+def _prediction_of(change: str, side: Side) -> _Prediction:
+    """Return what the findings of a side predicted for a change, or its replay; raise if neither did."""
+    wanted = {" ".join(part.split()) for part in split_changes(change)}
+    advised: dict[str, Finding] = {}  # the first finding of each change: the largest
+    for run in side.runs[:1]:
+        for finding in run.findings or ():
+            if finding.change is not None and finding.saving_ns is not None:
+                advised.setdefault(" ".join(finding.change.split()), finding)
+    if wanted <= advised.keys():
+        findings = [advised[part] for part in sorted(wanted)]
+        savings = [finding.saving_ns or 0 for finding in findings]
+        ranges = [
+            finding.saves_range_ns or (ns, ns)
+            for finding, ns in zip(findings, savings, strict=True)
+        ]
+        return _Prediction(
+            [finding.code for finding in findings],
+            sum(savings),
+            (max(least for least, _ in ranges), sum(largest for _, largest in ranges)),
+        )
+    analysis = side.runs[0].analysis if side.runs else None
+    for changed in analysis.changed_steps if analysis is not None else ():
+        if (
+            changed.saves_ns is not None
+            and {" ".join(text.split()) for text in changed.changes} == wanted
+        ):
+            return _Prediction(
+                [], changed.saves_ns, changed.saves_range_ns or (changed.saves_ns,) * 2
+            )
+    known = ", ".join(f"'{text}'" for text in sorted(advised))
+    raise OptionError(
+        f"--change {change!r}: nothing was predicted for it on {side.name}",
+        hint=f"its findings predict {known}" if known else "give the traces of the first run",
+    )
+
+
+def _free_step_change(before: Side, after: Side) -> _StepChange | None:
+    """Return the change of the step without the profiler; None if a side does not know it."""
+    old = free_step(before.runs)
+    new = free_step(after.runs)
+    if old is None or new is None:
+        return None
+    return _StepChange(
+        round(1e6 * old.ms),
+        round(1e6 * new.ms),
+        (round(1e6 * (old.least_ms - new.most_ms)), round(1e6 * (old.most_ms - new.least_ms))),
     )
 
 
@@ -287,17 +352,22 @@ def _step_change(metric: str, before: Side, after: Side) -> _StepChange | None:
     after_ns = round(1e6 * new_ms)
     saving_ns = before_ns - after_ns
     range_ns = None
+    direction = 0
     rules = GateSettings(min_steps=MIN_STEPS_TO_MEASURE)
     checks = judge(_step_times(after), _step_times(before), rules=rules, noise=before.noise)
     for check in checks:
-        if check.metric == metric and check.interval is not None:
+        if check.metric != metric:
+            continue
+        if check.every_step is not None and abs(check.change or 0.0) > (check.floor or 0.0):
+            direction = -1 if check.every_step[0] > 0 else 1
+        if check.interval is not None:
             least_change_ms, largest_change_ms = check.interval
             floor_ns = round(1e6 * (check.floor or 0.0))
             range_ns = (
                 min(round(-1e6 * largest_change_ms), saving_ns - floor_ns),
                 max(round(-1e6 * least_change_ms), saving_ns + floor_ns),
             )
-    return _StepChange(before_ns, after_ns, range_ns)
+    return _StepChange(before_ns, after_ns, range_ns, direction)
 
 
 def _step_times(side: Side) -> list[Run]:
@@ -312,6 +382,8 @@ def _outcome(predicted_ns: tuple[int, int], step: _StepChange) -> Outcome:
         return "undecided"
     low, high = step.range_ns
     least, largest = predicted_ns
+    if step.direction < 0:
+        return "opposite"
     if high < least:
         return "less"
     if low > largest:

@@ -11,7 +11,7 @@ from tracekit.documents.history import HistoryPoint
 from tracekit.report.html.history import add_to_history, current_commit, write_report
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
-METRICS = ("step_ms", "bubble_fraction", "utilisation")
+METRICS = ("free_step_ms", "step_ms", "bubble_fraction", "utilisation")
 
 
 def history_point(

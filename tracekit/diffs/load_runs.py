@@ -93,12 +93,14 @@ Comparable = RunSource | Sequence[RunSource] | Side
 ``Side``."""
 
 
-def side_of(source: Comparable, *, what: str, keep: bool = False) -> Side:
+def side_of(
+    source: Comparable, *, what: str, keep: bool = False, changes: Sequence[str] = ()
+) -> Side:
     """Return *source* as one side of a comparison.
 
     *what* (candidate or baseline) is for the errors.
 
-    With *keep* the runs hold their analyses.
+    With *keep* the runs hold their analyses, which predict *changes* where traces are read.
 
     >>> from tracekit import analyze
     >>> side_of(analyze("sample_traces/reload", schedule="none"), what="candidate").runs[0].steps
@@ -115,7 +117,7 @@ def side_of(source: Comparable, *, what: str, keep: bool = False) -> Side:
             paths += [os.fspath(path) for path in checked_paths(run, what)]
     if analysed and not paths:
         return Side(tuple(analysed), {})
-    read = read_side(paths, what=what, keep=keep)
+    read = read_side(paths, what=what, keep=keep, changes=changes)
     return structs.replace(read, runs=(*analysed, *read.runs))
 
 
@@ -126,7 +128,9 @@ def _several(source: object) -> list[object]:
     return list(source)
 
 
-def read_side(paths: Sequence[str | Path], *, what: str, keep: bool = False) -> Side:
+def read_side(
+    paths: Sequence[str | Path], *, what: str, keep: bool = False, changes: Sequence[str] = ()
+) -> Side:
     """Read every run of one side from *paths*; *what* (candidate or baseline) is for the errors.
 
     >>> read_side(["sample_traces/reload"], what="baseline").runs[0].facts.ranks
@@ -140,7 +144,7 @@ def read_side(paths: Sequence[str | Path], *, what: str, keep: bool = False) -> 
     for run_paths in _group_by_run([str(path) for path in paths]):
         saved_as = saved_format(run_paths[0]) if len(run_paths) == 1 else None
         if saved_as is None:
-            read = Side((_analyze_run(run_paths, keep=keep),), {})
+            read = Side((_analyze_run(run_paths, keep=keep, changes=changes),), {})
         elif saved_as == BASELINE_FORMAT:
             read = read_baseline(run_paths[0])
         elif saved_as == LATE_FORMAT:
@@ -220,7 +224,7 @@ def _group_by_run(paths: list[str]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _analyze_run(paths: list[str], *, keep: bool) -> Run:
+def _analyze_run(paths: list[str], *, keep: bool, changes: Sequence[str]) -> Run:
     """Analyse a trace or a store; of dumps and logs alone, the whole run that they tell about."""
     from tracekit.late import late
     from tracekit.late.find_recordings import has_recordings_alone
@@ -230,7 +234,7 @@ def _analyze_run(paths: list[str], *, keep: bool) -> Run:
     name = public_url(paths[0]) if len(paths) == 1 else str(Path(paths[0]).parent)
     if has_recordings_alone(paths):
         return from_whole_run(late(paths).to_document(), name=name)
-    analysis = analyze(paths, critical_path=keep, timeline=keep)
+    analysis = analyze(paths, critical_path=keep, timeline=keep, changes=changes)
     run = _run_from_analysis(analysis, name=name, keep=keep)
     if not any(notice.code == "recordings-beside" for notice in analysis.notices):
         return run

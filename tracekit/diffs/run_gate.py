@@ -20,7 +20,7 @@ from tracekit.diffs.comparability import (
     find_obstacles,
 )
 from tracekit.diffs.explanation import explain_change
-from tracekit.diffs.finding_changes import check_savings, compare_findings
+from tracekit.diffs.finding_changes import compare_findings
 from tracekit.diffs.gate_config import Config, apply_waivers, check_syntax, parse_requirement
 from tracekit.diffs.load_runs import Comparable, Side, select_role, side_of
 from tracekit.diffs.metrics import Requirement
@@ -80,7 +80,6 @@ class GateResult(HasDocument, msgspec.Struct, frozen=True):
     def to_document(self) -> GateDocument:
         """Return the JSON document (``format: tracekit.gate/1``)."""
         config = self.config
-        findings = compare_findings(self.baseline, self.candidate)
         return GateDocument(
             tracekit=__version__,
             format=GATE_FORMAT,
@@ -94,8 +93,7 @@ class GateResult(HasDocument, msgspec.Struct, frozen=True):
             before=side_summary(self.baseline, calibrated=bool(self.baseline.noise)),
             after=side_summary(self.candidate, calibrated=bool(self.candidate.noise)),
             story=explain_change(self.baseline.runs, self.candidate.runs),
-            findings=findings,
-            savings=check_savings(findings or (), self.baseline, self.candidate),
+            findings=compare_findings(self.baseline, self.candidate),
             moved=largest_changes(self.baseline.runs, self.candidate.runs),
             settings=Settings(
                 config.alpha, config.min_steps, config.inconclusive, list(config.allow), config.path

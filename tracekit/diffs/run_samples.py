@@ -82,6 +82,8 @@ def from_analysis(
     if not document.ranks:
         raise InputError(f"{name}: the analysis has no ranks", hint=_ANALYZE_TRACES_AGAIN)
     values_of_run = _label_values(document.ranks) | rate_values(document)
+    if document.step.free_ns is not None:
+        values_of_run["free_step_ms"] = document.step.free_ns / 1e6
     if isinstance(document.late, LateDocument):
         values_of_run |= whole_run_values(document.late)
     tables = [

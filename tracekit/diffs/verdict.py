@@ -42,6 +42,8 @@ MIN_RUNS_OF_RUN_METRIC = 3
 """Fewest runs on each side to compare a metric that has one value per run."""
 MIN_RUNS_TO_CALIBRATE_BY_DEFAULT = 5
 """Baseline runs from which their own spread is used as the noise, where none was calibrated."""
+MIN_STEPS_TO_TELL_APART = 3
+"""Fewest steps on each side from which it is said that every step changed."""
 FAR_BEYOND_LIMIT = 2.0
 """Factor on a limit: a change beyond it in every step breaks a limit that was given, and one below
 it that the steps do not show is no sign against a default limit."""
@@ -337,6 +339,7 @@ def _make_case(
         limit=_limit(requirement, level_before, default=sign * floor),
         steps=Counts(_count_steps(before), _count_steps(after)),
         runs=Counts(len(before), len(after)),
+        every_step=_change_of_every_step(before, after, level_before),
     )
     return _Case(
         metric=metric,
@@ -361,6 +364,7 @@ def _unjudged_check(
     limit: float,
     steps: Counts,
     runs: Counts,
+    every_step: tuple[float, float] | None,
 ) -> CheckResult:
     """Return a check with the figures that are known before the test; its verdict is a pass until it is judged."""
     change = None
@@ -379,6 +383,7 @@ def _unjudged_check(
         change=change,
         change_relative=change_relative,
         interval=None,
+        every_step=every_step,
         requirement=None if requirement is None else requirement.text,
         floor=floor,
         p=None,
@@ -451,6 +456,7 @@ def compare_free_steps(
         change=change_ms,
         change_relative=change_ms / before.ms if before.ms else None,
         interval=[after.least_ms - before.most_ms, after.most_ms - before.least_ms],
+        every_step=None,
         requirement=None,
         floor=None,
         p=None,
@@ -492,6 +498,25 @@ def _limit(requirement: Requirement | None, level_before: float | None, *, defau
     if requirement.kind == "relative":
         return requirement.limit * (level_before or 0.0)
     return requirement.limit
+
+
+def _change_of_every_step(
+    before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], level_before: float | None
+) -> tuple[float, float] | None:
+    """Return by how much steps differ from the level before, if all after lie on one side of all before.
+
+    From ``MIN_STEPS_TO_TELL_APART`` steps on: two may do so by chance in one of three cases.
+
+    >>> _change_of_every_step([[10.0, 10.1, 9.9]], [[13.0, 12.8, 13.6]], 10.0)
+    (2.8000000000000007, 3.5999999999999996)
+    """
+    old = list(chain.from_iterable(before))
+    new = list(chain.from_iterable(after))
+    if level_before is None or min(len(old), len(new)) < MIN_STEPS_TO_TELL_APART:
+        return None
+    if min(new) > max(old) or max(new) < min(old):
+        return min(new) - level_before, max(new) - level_before
+    return None
 
 
 def _turn(runs: Sequence[Sequence[float]], sign: int) -> list[list[float]]:

@@ -104,4 +104,4 @@ def _regression_mark(run: Run, first: Run) -> str:
     if result.verdict != "regressed":
         return ""
     worst = next(check for check in result.to_dict()["checks"] if check["verdict"] == "regressed")
-    return f"  << slower than {terminal(first.name)}: {worst['metric']}"
+    return f"  << slower than {terminal(first.name)}, both as recorded: {worst['metric']}"

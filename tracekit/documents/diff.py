@@ -83,6 +83,19 @@ class PartChange(Struct, frozen=True):
     """After minus before."""
 
 
+class FreeStepChange(Struct, frozen=True, kw_only=True):
+    """The step without the profiler on both sides, which ``analyze`` names first."""
+
+    before_ms: float
+    """Before."""
+    after_ms: float
+    """After."""
+    before_range_ms: tuple[float, float]
+    """Range in which it lies before."""
+    after_range_ms: tuple[float, float]
+    """Range in which it lies after."""
+
+
 class Waterfall(Struct, frozen=True):
     """Step time of one rank before and after, and the changes of its parts, which sum to the change."""
 
@@ -174,6 +187,9 @@ class MetricChange(Struct, frozen=True):
     """Change / before."""
     interval: list[float] | None
     """Confidence interval of the change."""
+    every_step: tuple[float, float] | None
+    """Where all steps after are larger than all before, or all smaller, from three steps a side on:
+    the least and the largest of them minus the level before; null otherwise."""
 
 
 class TimeChange(Struct, frozen=True, kw_only=True):
@@ -308,6 +324,8 @@ class FindingChange(Struct, frozen=True, kw_only=True):
     Otherwise costs of equal runs may differ as much."""
     text: str
     """What costs time and why: of the run after, or of the run before if it is gone."""
+    text_before: str
+    """What the run before said, of a finding that is worse or better; else empty."""
     advice: str
     """What to do about it; empty if it is gone."""
     predicted_saving_ns: int | None
@@ -318,13 +336,16 @@ class FindingChange(Struct, frozen=True, kw_only=True):
 
 
 class SavingCheck(Struct, frozen=True, kw_only=True):
-    """Savings predicted before a change against the measured change of the step."""
+    """Saving predicted for the change that was made, as its user named it, against the measured change of the step."""
 
+    change: str
+    """The change."""
     codes: list[str]
-    """Findings that went or shrank and whose saving had been predicted. Of several only the sum can
-    be compared: the step has one time."""
-    step: Literal["typical", "mean"]
-    """Step time that is compared: the typical step, or the mean step where single slow steps went."""
+    """Findings that had advised it. Of several only the sum can be compared: the step has one
+    time."""
+    step: Literal["typical", "free"]
+    """Step time that is compared: without the profiler where both sides know it, else the typical
+    recorded step."""
     step_before_ns: int
     """Step time before."""
     step_after_ns: int
@@ -342,9 +363,9 @@ class SavingCheck(Struct, frozen=True, kw_only=True):
     added_cost_ns: int
     """Cost of findings that are new, and growth of those that are worse: it is in the measured time
     too."""
-    outcome: Literal["as_predicted", "less", "more", "undecided", "not_comparable"]
-    """Whether the ranges meet, or the measured saving is less or more; undecided if it may be noise,
-    not_comparable if the sides do different work."""
+    outcome: Literal["as_predicted", "less", "more", "opposite", "undecided", "not_comparable"]
+    """Whether the ranges meet, or the measured saving is less or more, or the step became slower;
+    undecided if it may be noise, not_comparable if the sides do different work."""
 
 
 class DiffDocument(LargestChanges, frozen=True):
@@ -367,6 +388,8 @@ class DiffDocument(LargestChanges, frozen=True):
     """Whether both sides are the same files: equal in every step."""
     story: list[str]
     """Sentences that explain the change."""
+    free_step: FreeStepChange | None
+    """Step without the profiler; null if a side does not know it. All other times are as recorded."""
     work: WorkChange | None
     """Amount of work on both sides; null if it is unknown."""
     waterfall: Waterfall | None
@@ -383,6 +406,6 @@ class DiffDocument(LargestChanges, frozen=True):
     """Findings that changed: new and worse ones first, then by change of cost; null if a side has no
     record of them."""
     savings: SavingCheck | None
-    """Predicted against measured savings; null if no predicted saving was realised."""
+    """Predicted against measured saving; null if no change was named."""
     roles: Mapping[str, DiffDocument] | UnsetType = UNSET
     """The same for the other roles of runs whose ranks have several processes."""

@@ -12,7 +12,6 @@ from tracekit.documents.diff import (
     FindingChange,
     LargestChanges,
     MetricChange,
-    SavingCheck,
     SideEntry,
 )
 
@@ -134,8 +133,6 @@ class GateDocument(Struct, frozen=True, kw_only=True):
     """Sentences that explain the change."""
     findings: list[FindingChange] | UnsetType | None = UNSET
     """Findings that changed; null if a side has no record of them."""
-    savings: SavingCheck | UnsetType | None = UNSET
-    """Predicted against measured savings; null if no predicted saving was realised."""
     moved: LargestChanges | UnsetType = UNSET
     """Kernels, modules and cells whose time changed most."""
     settings: Settings | UnsetType = UNSET

@@ -135,7 +135,7 @@ def test_diff_command(command, save, scaled, tmp_path):
 
 def test_every_rendering_says_first_what_became_of_the_step(sides):
     got = diff(sides[0], sides[1]).document
-    sentence = "Typical step 100.0 ms → 110.0 ms (+10.0 %): slower"
+    sentence = "Typical recorded step 100.0 ms → 110.0 ms (+10.0 %): slower"
     page, text = (
         diff_html.render_diff(got).replace("\N{NO-BREAK SPACE}", " "),
         diff_markdown.render_diff(got),
@@ -158,7 +158,10 @@ def printed(show, result, width=160):
 def test_too_few_steps_are_inconclusive_in_every_rendering(make):
     before, after = (Side((from_analysis(make((ms,)), name="x"),), {}) for ms in (100.0, 150.0))
     got = diff(before, after).document
-    outcome = "Step 100.0 ms → 150.0 ms (+50.0 %): inconclusive (1 step before, 1 after; at least 5 are needed)"
+    outcome = (
+        "Recorded step 100.0 ms → 150.0 ms (+50.0 %): "
+        "inconclusive (1 step before, 1 after; at least 5 are needed)"
+    )
     terminal_text = "\n".join(printed(diff_terminal.show_diff, got))
     for text in (terminal_text, diff_markdown.render_diff(got), diff_html.render_diff(got)):
         lines = [

@@ -1,20 +1,21 @@
 """The wording of findings that changed between two runs, and of predicted against measured savings."""
 
 from collections.abc import Sequence
+from itertools import chain, dropwhile, repeat
 
 import msgspec
 
 from tracekit._util.text import counted, percent, short_ms, size
 from tracekit.documents.coding import known
-from tracekit.documents.diff import FindingChange, SavingCheck
+from tracekit.documents.diff import DiffDocument, FindingChange, SavingCheck
 from tracekit.report.ci.words import Compared
-from tracekit.report.text import capitalize
 
 KIND_MARKS = {"new": "🆕", "worse": "🔺", "gone": "✅", "better": "🔽"}
 OUTCOME_WORDS = {
     "as_predicted": "as predicted",
     "less": "less than predicted",
     "more": "more than predicted",
+    "opposite": "the opposite of predicted",
 }
 MAX_TEXT_LENGTH = 300
 """Characters of a finding's sentence, which may hold names from a trace."""
@@ -25,8 +26,8 @@ MIN_RANGE_SHARE_TO_SHOW = 0.05
 class FindingLine(msgspec.Struct, frozen=True):
     """One finding that changed, in words.
 
-    >>> FindingLine("gone", "5.00 ms before", "the GPU waits for data", "", "predicted −5.00 ms").sentence
-    'gone, 5.00 ms before: the GPU waits for data; predicted −5.00 ms'
+    >>> FindingLine("gone", "5.00 ms before", "the GPU waits for data", "").sentence
+    'gone, 5.00 ms before: the GPU waits for data'
     """
 
     kind: str
@@ -37,8 +38,6 @@ class FindingLine(msgspec.Struct, frozen=True):
     """What costs time and why."""
     advice: str
     """What to do about it; empty if it is gone."""
-    predicted: str
-    """The saving that had been predicted; empty if there was none."""
 
     @property
     def sentence(self) -> str:
@@ -47,10 +46,9 @@ class FindingLine(msgspec.Struct, frozen=True):
 
     @property
     def explanation(self) -> str:
-        """What costs time and why, the predicted saving, and what to do."""
-        predicted = f"; {self.predicted}" if self.predicted else ""
+        """What costs time and why, and what to do."""
         advice = f" → {self.advice}" if self.advice else ""
-        return f"{self.text}{predicted}{advice}"
+        return f"{self.text}{advice}"
 
 
 def changed_findings(result: Compared) -> list[FindingLine]:
@@ -84,16 +82,20 @@ def _comparable_rows(result: Compared) -> Sequence[FindingChange]:
 
 
 def _line(row: FindingChange) -> FindingLine:
-    predicted = ""
-    if row.predicted_saving_ns is not None:
-        predicted = f"predicted {_saving(row.predicted_saving_ns, row.predicted_range_ns)}"
     return FindingLine(
         kind=row.kind,
         cost=_cost(row),
-        text=_clip(row.text),
+        text=f"{_clip(row.text)}{_before(row)}",
         advice=_clip(row.advice),
-        predicted=predicted,
     )
+
+
+def _before(row: FindingChange) -> str:
+    """Return what the run before said, from the first word that differs; empty if it said the same."""
+    words_after = chain(row.text.split(), repeat(""))
+    pairs = zip(row.text_before.split(), words_after, strict=False)
+    told_before = " ".join(word for word, _ in dropwhile(lambda pair: pair[0] == pair[1], pairs))
+    return f" (before: {_clip(told_before)})" if told_before else ""
 
 
 def _clip(text: str) -> str:
@@ -154,18 +156,18 @@ def _range(least_ns: int, largest_ns: int) -> str:
 
 
 def savings_sentence(result: Compared) -> str:
-    """Return predicted against measured savings in one sentence; empty if there is nothing to say."""
-    savings = known(result.savings, None)
+    """Return predicted against measured saving of the change that was named; empty if none was."""
+    savings = result.savings if isinstance(result, DiffDocument) else None
     if savings is None or result.obstacles:
         return ""
     return f"{_prediction(savings)}{_measurement(savings)}{_additions(savings)}"
 
 
 def _prediction(savings: SavingCheck) -> str:
-    """Return the predicted saving; of several findings as a range, because they may share time."""
-    unit = "per mean step" if savings.step == "mean" else "per step"
+    """Return the change and its predicted saving; of several findings as a range, because they may share time."""
+    unit = "per step without the profiler" if savings.step == "free" else "per step"
     least_ns, largest_ns = savings.predicted_range_ns
-    if len(savings.codes) == 1:
+    if len(savings.codes) <= 1:
         predicted = _saving(savings.predicted_saving_ns, savings.predicted_range_ns)
     elif least_ns == 0:
         predicted = f"up to {short_ms(-largest_ns)}"
@@ -173,8 +175,7 @@ def _prediction(savings: SavingCheck) -> str:
         predicted = short_ms(-savings.predicted_saving_ns)
     else:
         predicted = _range(least_ns, largest_ns)
-    together = "together " if len(savings.codes) > 1 else ""
-    return capitalize(f"{together}predicted {predicted} {unit}")
+    return f"Change '{savings.change}': predicted {predicted} {unit}"
 
 
 def _measurement(savings: SavingCheck) -> str:

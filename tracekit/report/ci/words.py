@@ -11,6 +11,7 @@ from tracekit.documents.diff import (
     CellChange,
     ComparedRun,
     DiffDocument,
+    FreeStepChange,
     KernelChange,
     LabelChange,
     LargestChanges,
@@ -26,9 +27,9 @@ from tracekit.report.text import capitalize
 from tracekit.report.words import short_kernel
 
 TYPICAL_STEP_NOTE = (
-    "step_ms is the median step, mean_step_ms the mean; other levels are of a typical step: the median of the means "
-    "of all pairs of steps, which one odd step hardly moves; "
-    "analyze prints means"
+    "times are as recorded, with what the profiler costs; step_ms is the median step, mean_step_ms the mean; "
+    "other levels are of a typical step: the median of the means of all pairs of steps, "
+    "which one odd step hardly moves; analyze prints means"
 )
 SAME_RECORDING = "before and after are the same files: every step is equal to the nanosecond"
 EXPOSED_NOTE = "not hidden by compute; time of two exposed labels at once counts for one of them"
@@ -188,15 +189,42 @@ def step_sentence(result: Compared) -> str:
     step = _step_of(result.metrics if isinstance(result, DiffDocument) else result.checks)
     if step is None or step.change is None:
         return "Step time cannot be compared"
+    undecided = f"inconclusive ({step.reason})" if step.reason else "inconclusive"
     outcomes = {
         "regressed": "slower",
         "improved": "faster",
-        "inconclusive": f"inconclusive ({step.reason})" if step.reason else "inconclusive",
+        "inconclusive": f"{_every_step(step)}{undecided}",
     }
     outcome = outcomes.get(step.verdict, "no clear change")
-    subject = "Typical step" if has_typical_steps(result) else "Step"
     levels = arrow(step.before, step.after, step.unit)
-    return f"{subject} {levels} ({change(step)}): {outcome}"
+    subject = "typical recorded step" if has_typical_steps(result) else "recorded step"
+    recorded = f"{subject} {levels} ({change(step)}): {outcome}"
+    free = result.free_step if isinstance(result, DiffDocument) else None
+    return capitalize(f"{_free_step(free)}; {recorded}" if free is not None else recorded)
+
+
+def _every_step(step: MetricChange) -> str:
+    """Return that every step changed in one direction, and by how much; empty if they did not."""
+    if step.every_step is None or not step.before:
+        return ""
+    shares = sorted(100 * abs(ms / step.before) for ms in step.every_step)
+    direction = "slower" if step.every_step[0] > 0 else "faster"
+    digits = 0 if shares[1] - shares[0] >= 1 else 1
+    least, largest = (f"{share:.{digits}f}" for share in shares)
+    amount = f"{least} %" if least == largest else f"{least} to {largest} %"
+    return f"every step is {direction} ({amount}), "
+
+
+def _free_step(free: FreeStepChange) -> str:
+    """Return the steps without the profiler, and whether they differ beyond their ranges."""
+    share = 100 * (free.after_ms - free.before_ms) / free.before_ms
+    levels = arrow(free.before_ms, free.after_ms, "ms")
+    outcome = "within their ranges"
+    if free.after_range_ms[0] > free.before_range_ms[1]:
+        outcome = "slower"
+    elif free.after_range_ms[1] < free.before_range_ms[0]:
+        outcome = "faster"
+    return f"step without the profiler {levels} ({signed(share, 1)} %): {outcome}"
 
 
 def has_typical_steps(result: Compared) -> bool:

@@ -16,7 +16,9 @@
   const milliseconds = (value, digits = value < 10 ? 3 : 1) => `${charts.grouped(value, digits)} ms`;
   const share = (value, digits = 3) => `${(100 * value).toFixed(Math.max(0, digits - 2))} %`;
   const figures = [
-    { title: "Step time", format: milliseconds, fromZero: true, lines: [{ name: "step", metric: "step_ms", colour: "#0072B2" }] },
+    { title: "Step time", format: milliseconds, fromZero: true, lines: [
+      { name: "without the profiler", metric: "free_step_ms", colour: "#0072B2" },
+      { name: "as recorded", metric: "step_ms", colour: "#767676" }] },
     { title: "Exposed time by label", format: milliseconds, fromZero: true,
       lines: labels.map((name) => ({ name, metric: `exposed_ms.${name}`, colour: colours[name] })) },
     { title: "Bubble", format: share, fromZero: true, lines: [{ name: "bubble", metric: "bubble_fraction", colour: "#D55E00" }] },
