@@ -739,7 +739,11 @@ def _decide_exceeded(
     )
     is_significant = corrected.worse <= rules.alpha
     is_far_beyond = case.worsening > FAR_BEYOND_LIMIT * case.floor
-    is_default_limit_just_passed = case.requirement is None and not is_far_beyond
+    # Metrics that are means see a few slow steps, which most steps do not show.
+    is_about_most_steps = case.metric.family.level != "mean"
+    is_default_limit_just_passed = (
+        case.requirement is None and not is_far_beyond and is_about_most_steps
+    )
     broken = _regression_reason(case)
     cases: list[tuple[bool, Verdict, str]] = [  # the first that holds decides
         (
