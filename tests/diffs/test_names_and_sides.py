@@ -51,7 +51,7 @@ def test_the_first_recording_has_no_verdict():
 
 @pytest.mark.parametrize(
     ("step_ms", "mark"),
-    [(10.0, ""), (20.0, "  << slower than first: step_ms")],
+    [(10.0, ""), (20.0, "  << slower than first, both as recorded: step_ms")],
 )
 def test_only_a_slower_recording_is_marked(step_ms, mark):
     first = run("first", *[10.0, 10.1] * 10)
