@@ -241,7 +241,7 @@ def _predicted_saving(
     return saving_ns, (min(least, saving_ns), largest)
 
 
-class _Prediction(msgspec.Struct, frozen=True):
+class _PredictedSaving(msgspec.Struct, frozen=True):
     """What was predicted for a change, before it was made."""
 
     codes: list[str]  # findings that advised it
@@ -289,7 +289,7 @@ def check_savings(
     )
 
 
-def _prediction_of(change: str, side: Side) -> _Prediction:
+def _prediction_of(change: str, side: Side) -> _PredictedSaving:
     """Return what the findings of a side predicted for a change, or its replay; raise if neither did."""
     wanted = {" ".join(part.split()) for part in split_changes(change)}
     advised: dict[str, Finding] = {}  # the first finding of each change: the largest
@@ -304,7 +304,7 @@ def _prediction_of(change: str, side: Side) -> _Prediction:
             finding.saves_range_ns or (ns, ns)
             for finding, ns in zip(findings, savings, strict=True)
         ]
-        return _Prediction(
+        return _PredictedSaving(
             [finding.code for finding in findings],
             sum(savings),
             (max(least for least, _ in ranges), sum(largest for _, largest in ranges)),
@@ -315,7 +315,7 @@ def _prediction_of(change: str, side: Side) -> _Prediction:
             changed.saves_ns is not None
             and {" ".join(text.split()) for text in changed.changes} == wanted
         ):
-            return _Prediction(
+            return _PredictedSaving(
                 [], changed.saves_ns, changed.saves_range_ns or (changed.saves_ns,) * 2
             )
     known = ", ".join(f"'{text}'" for text in sorted(advised))
