@@ -312,3 +312,21 @@ def test_operators_stand_in_for_launches_that_are_not_there(samples, tmp_path):
     saved = [(finding.code, finding.saves_ns) for finding in analysis.findings]
     assert saved == [(finding.code, finding.saves_ns) for finding in whole.findings]
     assert not [notice for notice in whole.notices if notice.code == "no-launches"]
+
+
+@pytest.mark.parametrize(("offset_us", "is_found"), [(0, False), (0.5, True)])
+def test_idle_time_within_the_resolution_of_the_times_is_no_finding(tmp_path, offset_us, is_found):
+    # Between two kernels of 9 us lies 1 us: in whole microseconds that may be rounding, in finer times it is not.
+    events = []
+    for number in range(200):
+        place = {"ph": "X", "dur": 2, "args": {"correlation": number}}
+        call = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1}
+        events.append({**place, **call, "ts": 100 + 3 * number})
+        args = {"correlation": number, "device": 0, "stream": 7}
+        kernel = {"cat": "kernel", "name": "k", "pid": 0, "tid": 7, "args": args}
+        start = 1_000 + 10 * number + offset_us
+        events.append({**place, **kernel, "ts": start, "dur": 9})
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    cases = [finding.case for finding in analyze(path).findings if finding.code == "recording"]
+    assert bool(cases) == is_found

@@ -48,6 +48,7 @@ TARGETS = {
     "forged": ("forged", "make", "check"),
     "pickles": ("pickles", "make", "check"),
     "captures": ("captures", "make", "check"),
+    "clocks": ("clocks", "make", "check"),
     "archives": ("archives", "make", "check"),
     "answers": ("answers", "make", "check"),
     "listings": ("listings", "make", "check"),

@@ -29,6 +29,7 @@ COUNTS = {
     "forged": 6,
     "pickles": 300,
     "captures": 12,
+    "clocks": 12,
     "archives": 60,
     "answers": 12,
     "listings": 200,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import polars as pl
+
 from tracekit._util.values import first_that_holds
 from tracekit.documents.findings import Finding
 from tracekit.errors import Notice
@@ -55,7 +57,7 @@ def unexplained_idle(context: Context, findings: Sequence[Finding]) -> Iterator[
         return
     idle_ns = _idle_ns(context)
     explained_ns = sum(finding.cost_ns for finding in findings if finding.code in HOST_CODES)
-    unexplained_ns = max(idle_ns - explained_ns, 0)
+    unexplained_ns = max(idle_ns - explained_ns - _rounded_idle_ns(context), 0)
     if context.share(unexplained_ns) <= MIN_UNEXPLAINED_IDLE_SHARE:
         return
     yield Finding(
@@ -70,6 +72,25 @@ def unexplained_idle(context: Context, findings: Sequence[Finding]) -> Iterator[
         },
         certain="possible",
     )
+
+
+COARSE_RESOLUTION_NS = 1_000
+"""Resolution of the times of PyTorch before 2.1."""
+
+
+def _rounded_idle_ns(context: Context) -> int:
+    """Return how much of a step's idle time may be rounding: whole microseconds put one between two events.
+
+    0 where times are finer.
+    """
+    steps = context.analysis.tables["steps"].select("start_ns", "end_ns")
+    is_coarse = pl.all_horizontal((pl.all() % COARSE_RESOLUTION_NS == 0).all())
+    if steps.is_empty() or not steps.select(is_coarse).item():
+        return 0
+    counts = context.analysis.tables["steps"].group_by("rank").len("steps")
+    steps_of_rank: int = max(counts["steps"].to_list())
+    events = max(sum(result.whole.label_count.values()) for result in context.analysis.rank_results)
+    return events * COARSE_RESOLUTION_NS // steps_of_rank
 
 
 def _idle_case(context: Context) -> str:
