@@ -27,19 +27,7 @@ from tracekit.graph.packed_events import EVENTS_WITH_REMEDIES
 from tracekit.graph.rank_events import BEFORE, HOST_WORK
 from tracekit.graph.remedies import REMEDY_CHANGES
 from tracekit.intervals import Intervals
-from tracekit.memory.measures.activations import ACTIVATIONS
-from tracekit.memory.measures.contents import CONTENTS
-from tracekit.memory.measures.history import (
-    FRAMES,
-    HISTORY_LEVELS,
-    HISTORY_STACKS,
-    LIVES,
-    SEGMENT_LIVES,
-)
-from tracekit.memory.measures.leaks import LEAKS
-from tracekit.memory.measures.rank_contents import STACKS, STEP_STARTS
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS
-from tracekit.roles.weight_updates.transfers import RELOAD_EVENTS
 from tracekit.schema import CELLS, LABELS, LATEST_NS, PASSES, PHASES
 from tracekit.store.checks import (
     is_number_of_an_event,
@@ -79,21 +67,6 @@ KNOWN_WORDS = {
     "pipeline.contention.op": frozenset(CELLS["op"].categories),  # type: ignore[attr-defined]
 }
 """Words that columns of texts may hold, by the column, or by the table and the column."""
-ONLY_SOMETIMES = {
-    "reload": RELOAD_EVENTS,
-    "memory.contents.contents": CONTENTS,
-    "memory.contents.end_contents": CONTENTS,
-    "memory.contents.stacks": STACKS,
-    "memory.contents.activations": ACTIVATIONS,
-    "memory.contents.leaks": LEAKS,
-    "memory.contents.step_starts": STEP_STARTS,
-    "memory.contents.history.lives": LIVES,
-    "memory.contents.history.levels": HISTORY_LEVELS,
-    "memory.contents.history.segments": SEGMENT_LIVES,
-    "memory.contents.history.frames": FRAMES,
-    "memory.contents.history.stacks": HISTORY_STACKS,
-}
-"""Columns of the tables that a rank without events does not have."""
 
 
 class StoredTables(NamedTuple):
@@ -354,10 +327,9 @@ events for them takes 0.17 CPU s and 36 MB."""
 
 @lru_cache(maxsize=1)
 def _expected_tables() -> Mapping[str, _Expected]:
-    """Return the columns of each table: those of every rank, and those of ``ONLY_SOMETIMES``."""
-    schemas = read_table_columns() | ONLY_SOMETIMES
+    """Return the columns of each table, by the names that lead to it."""
     expected = {}
-    for name, schema in schemas.items():
+    for name, schema in read_table_columns().items():
         expected[name] = _Expected(schema, _ColumnChecks.of(name, schema))
         # The tables of single steps have the columns of those of the whole window.
         if name.startswith("window."):
