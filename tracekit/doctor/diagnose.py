@@ -27,6 +27,7 @@ from tracekit.documents.analysis import Budget, TimedStep
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.doctor import DOCTOR_FORMAT, DoctorDocument, DoctorFinding
 from tracekit.errors import Notice, NoticeValues
+from tracekit.memory.snapshot_file import read_memory_snapshot
 from tracekit.metrics.completeness import (
     add_launch_times,
     check_completeness,
@@ -280,7 +281,9 @@ def _time_marked_steps(events: pl.DataFrame, gpu_events: pl.DataFrame) -> tuple[
 
 
 def _examine_ref(ref: SourceRef, *, ranks: Collection[int] | None) -> list[RankFacts]:
-    return [examine(part) for part in read_ref(ref, ranks=ranks)]
+    return [
+        examine(part) for part in read_ref(ref, ranks=ranks, read_snapshot=read_memory_snapshot)
+    ]
 
 
 def _count_named(rows: pl.DataFrame, pattern: str) -> int:

@@ -30,6 +30,7 @@ from tracekit.errors import InputError, Notice, OptionError
 from tracekit.late.find_recordings import find_recordings, has_recordings_alone
 from tracekit.late.recordings import Recordings
 from tracekit.late.store import read_stored_recordings, write_recordings
+from tracekit.memory.snapshot_file import read_memory_snapshot
 from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.roles.assign import group_by_role
@@ -79,7 +80,13 @@ class RankIngest:
         """
         key = self.key(ref)
         rules = None if self.rules is None else load_rules(Path(self.rules))
-        parts = read_ref(ref, ranks=self.ranks, stacks=self.stacks, lenient=self.lenient)
+        parts = read_ref(
+            ref,
+            ranks=self.ranks,
+            stacks=self.stacks,
+            lenient=self.lenient,
+            read_snapshot=read_memory_snapshot,
+        )
         if self.stored_run is not None:
             for part in parts:
                 self.stored_run.check(*span(part))

@@ -7,6 +7,7 @@ from typing import Literal
 
 from tracekit._util.arguments import checked_path
 from tracekit.classify.rules import RuleBook, load_rules
+from tracekit.memory.snapshot_file import read_memory_snapshot
 from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks
 from tracekit.report.notices import with_messages
 from tracekit.run.driver import check_on_damage, check_run, find_sources
@@ -48,7 +49,13 @@ def load(
     book = load_rules(checked_path(rules, "rules")) if isinstance(rules, str | Path) else rules
     ranks = chosen_ranks(ranks)
     discovery = find_sources(paths, ranks=ranks, rank=file_rank)
-    read = partial(read_ref, ranks=ranks, stacks=stacks, lenient=on_damage == "warn")
+    read = partial(
+        read_ref,
+        ranks=ranks,
+        stacks=stacks,
+        lenient=on_damage == "warn",
+        read_snapshot=read_memory_snapshot,
+    )
     results = map_sources(read, discovery.refs, workers=workers, progress="reading")
     raise_failures(results)
     parts = []

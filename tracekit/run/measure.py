@@ -23,6 +23,7 @@ from tracekit.analysis.measure.tables import (
 from tracekit.classify import RuleBook
 from tracekit.classify.model_position import MODULE_PREFIX
 from tracekit.errors import OptionError, TracekitError
+from tracekit.memory.snapshot_file import read_memory_snapshot
 from tracekit.metrics.host.events import find_calls
 from tracekit.metrics.host.waiting_calls import find_waiting_calls
 from tracekit.metrics.peaks import find_gpu
@@ -154,7 +155,13 @@ class SourceWorker:
             events = store.rank(rank)
             labelled_rank = self.label(events, store.labelled(rank))
             return [self.measure(labelled_rank, self.frames_of(events))]
-        parts = read_ref(ref, ranks=self.ranks, stacks=self.stacks, lenient=self.lenient)
+        parts = read_ref(
+            ref,
+            ranks=self.ranks,
+            stacks=self.stacks,
+            lenient=self.lenient,
+            read_snapshot=read_memory_snapshot,
+        )
         tables = []
         while parts:  # a rank's events are let go when it is labelled, before it is measured
             labelled_rank, frames = self._label_without_frames(parts.pop(0))

@@ -38,6 +38,7 @@ from tracekit.schema import (
     MULTI_RANK_READERS,
     PYTORCH_READERS,
     GraphCapture,
+    MemorySnapshot,
     RankEvents,
     Source,
 )
@@ -260,6 +261,8 @@ def check_strict(notices: Sequence[Notice]) -> None:
             raise InputError(problem, hint=hint, notice=notice)
 
 
+ReadSnapshot = Callable[..., MemorySnapshot]
+"""Reads a memory snapshot from a path, with the *name* to call it in messages."""
 MAX_MISSING_RANKS_KEPT = 4
 """Missing ranks that their notice holds; there may be very many."""
 MAX_FAILURES_LISTED = 20
@@ -274,6 +277,7 @@ def read_ref(
     ranks: Collection[int] | None = None,
     stacks: bool = False,
     lenient: bool = True,
+    read_snapshot: ReadSnapshot | None = None,
 ) -> list[RankEvents]:
     """Read one source: one rank, or all ranks of an Nsight Systems report.
 
@@ -282,6 +286,7 @@ def read_ref(
         ranks: Ranks to return; by default all.
         stacks: Read Python frames too.
         lenient: Use what can be read of a damaged file; otherwise it is an error.
+        read_snapshot: Reads the rank's memory snapshots; by default they are left unread.
 
     """
     if ref.reader == "store":
@@ -297,8 +302,8 @@ def read_ref(
         parts = [_with_discovered_rank(part, ref, only_rank=len(parts) == 1) for part in parts]
         parts = [_with_times_digest(part) for part in parts]
         parts = [align_gpu_clock(leave_out_impossible_times(part)) for part in parts]
-        if ref.snapshots and len(parts) == 1:
-            parts = [_read_snapshots(parts[0], ref.snapshots)]
+        if read_snapshot is not None and ref.snapshots and len(parts) == 1:
+            parts = [_with_snapshot_contents(parts[0], ref.snapshots, read_snapshot)]
         if capture is not None:
             parts = [replace_fields(part, capture=capture) for part in parts]
     if ranks is None:
@@ -384,19 +389,19 @@ def separate_captures(refs: Sequence[SourceRef]) -> list[SourceRef] | None:
     return attach_captures(others, captures)
 
 
-def _read_snapshots(part: RankEvents, refs: Sequence[SourceRef]) -> RankEvents:
+def _with_snapshot_contents(
+    part: RankEvents, refs: Sequence[SourceRef], read_snapshot: ReadSnapshot
+) -> RankEvents:
     """Return a rank with its memory snapshots.
 
     One that cannot be read is left out, with a notice.
     """
-    from tracekit.memory.snapshot_file import read_memory_snapshot
-
     snapshots = []
     notices = []
     for ref in refs:
         try:
             with remote.fetch_to_local(ref.url or ref.path) as local:
-                snapshots.append(read_memory_snapshot(local, name=ref.path))
+                snapshots.append(read_snapshot(local, name=ref.path))
         except InputError as error:
             notices.append(Notice("memory-snapshot-failed", values={"error": error.message}))
     source = replace(part.source, notices=(*part.source.notices, *notices))
