@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+import tracekit
 from tracekit.errors import OptionError
 from tracekit.parsers.rank_numbers import chosen_ranks
 
@@ -133,6 +134,17 @@ def test_what_is_no_store_is_one_line_of_query(tmp_path):
     out = subprocess.run(command, capture_output=True, text=True, check=False)
     assert out.returncode == 2
     assert len(out.stderr.splitlines()) == 1
+
+
+def test_nothing_of_duckdb_is_left_on_the_terminal(samples, tmp_path):
+    store = tracekit.ingest(samples / "reload", tmp_path / "store", ranks=[0])
+    for sql, code, lines in (
+        ("select count(*) from ranks", 0, 0),
+        ("select nosuch from ranks", 2, 1),
+    ):
+        command = [sys.executable, "-m", "tracekit", "query", str(store.path), sql]
+        out = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (out.returncode, len(out.stderr.splitlines())) == (code, lines)
 
 
 def test_workers_need_no_standard_error(samples):

@@ -155,7 +155,9 @@ def main() -> NoReturn:
             code = _print_error(as_tracekit_error(error))
     if code == INTERRUPTED:
         print_line("interrupted", err=True)
-    gc.freeze()  # else Python visits all objects once more as it ends
+    # Else Python visits all objects once more as it ends. DuckDB needs that: it names all that is left of it.
+    if "duckdb" not in sys.modules:
+        gc.freeze()
     sys.exit(code if isinstance(code, int) else 0)
 
 
