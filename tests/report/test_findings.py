@@ -18,6 +18,7 @@ from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import CODES_OF_ITERATIONS, Finding
 from tracekit.findings.host import OFFENCES
 from tracekit.findings.ranks import CODES
+from tracekit.metrics.alternatives import ALTERNATIVES
 from tracekit.metrics.host.time_by_activity import HOST_CODES
 from tracekit.report.blocks import FindingItem
 from tracekit.report.evidence_words import MAX_FINDING_STEPS_NAMED
@@ -58,7 +59,15 @@ def codes_in_source():
     conditional = r'\bcode=\(?"([a-z_]+)"(?: if [^,]* else "([a-z_]+)")?'
     written = {code for codes in re.findall(conditional, sources) for code in codes if code}
     of_remedies = re.findall(r'\b_finding\(context, "([a-z_]+)"', sources)
-    return {*OFFENCES, *CODES.values(), *CODES_OF_ITERATIONS, *of_remedies, *written}
+    of_alternatives = {alternative.code for alternative in ALTERNATIVES}
+    return {
+        *OFFENCES,
+        *CODES.values(),
+        *CODES_OF_ITERATIONS,
+        *of_remedies,
+        *of_alternatives,
+        *written,
+    }
 
 
 CODES_WITH_TEXTS = {code for code, _ in TEXTS}

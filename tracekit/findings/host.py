@@ -319,8 +319,8 @@ def _launch_bound(
             return Finding(
                 code="launch_bound",
                 case="new_shapes",
-                cost_ns=new_shapes_ns,
-                share=context.share(new_shapes_ns),
+                cost_ns=round(cost_ns),
+                share=context.share(cost_ns),
                 where=_places(context, "launch_bound"),
                 evidence={"steps_marked": context.step.is_marked, **new_shapes},
                 change=KNOWN_SHAPES,
