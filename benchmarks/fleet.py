@@ -184,7 +184,7 @@ def combine_one(wanted):
     refs = find_sources(wanted.store).refs
     replicas = len(refs) // PP
     refs = [ref for at, ref in enumerate(refs) if at % replicas < wanted.ranks[0] // PP]
-    options = Options(graph=True).for_ranks(len(refs))
+    options = Options().for_ranks(len(refs))
     tables = list(options.stored_tables(refs).values())
     assert len(tables) == len(refs)
     late = [0.0]  # what combining reads itself is reading, too

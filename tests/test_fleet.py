@@ -30,7 +30,7 @@ from tests.clusters import dask_cluster, until, wait_for_workers
 from tests.kept import analysis_of
 from tracekit.analysis.persistence import read_tables, write_tables
 from tracekit.errors import InputError, OptionError
-from tracekit.graph.critical_path.pieces import LoadableTable
+from tracekit.graph.loadable import LoadableTable
 from tracekit.intervals import Intervals
 from tracekit.pipeline.schedules import generate
 from tracekit.report.notices import error_message, notice_sentence
@@ -126,19 +126,19 @@ def test_tables_come_back_exactly(samples, tmp_path, name):
     assert (made.by_step is made.window) == (back.by_step is back.window)
 
 
-def test_the_pieces_of_the_path_stay_in_the_store_until_they_are_loaded(samples, tmp_path):
+def test_the_events_of_the_graph_stay_in_the_store_until_they_are_loaded(samples, tmp_path):
     write_tables(
         SourceWorker().source_tables(find(samples / "1f1b", ranks=[1]).refs[0])[0], tmp_path
     )
     tables = read_tables(tmp_path)
     assert (tables.pipeline.has_work, sorted(tables.pipeline.peers)) == (True, [0, 2])
-    assert tables.path.load().height > 100
-    assert len(pickle.dumps(tables.path)) < 1000  # the position travels, not the content
+    assert tables.graph_events.load().height > 100
+    assert len(pickle.dumps(tables.graph_events)) < 1000  # the position travels, not the content
     os.utime(tmp_path / "tables.zip", ns=(1, 1))
     with pytest.raises(
         InputError, match=r"tables\.zip: cannot be read: it was written again since"
     ):
-        tables.path.load()
+        tables.graph_events.load()
 
 
 def test_tables_of_another_version_or_damaged_ones_are_not_taken(samples, tmp_path, monkeypatch):
@@ -251,7 +251,7 @@ def test_dask_with_a_worker_killed_in_the_middle_gives_the_same_tables(serial, t
             answer = analyze(traces, executor=executor, workers=workers_left)
     assert answer.to_json() == serial.to_json()
     assert without_paths(analyze(store).to_json()) == without_paths(serial.to_json())
-    alone = SourceWorker(graph=True)  # as ingest
+    alone = SourceWorker()  # as ingest
     stored = read_tables(store / f"rank={RANKS - 1}")
     same(alone.source_tables(find(traces, ranks=[RANKS - 1]).refs[0])[0], stored)
 

@@ -155,58 +155,6 @@ def number_pairs(rng):
     return [a, b, np.full(size, -1), np.zeros(size, np.int64), np.zeros(60, np.int64)]
 
 
-def mark_walks(rng):
-    return [np.arange(40), parents(rng, 40), rng.integers(0, 2, 40)]
-
-
-def number_pieces(rng):
-    held_by, marked = parents(rng, 40), np.ones(40, np.int64)
-    joins = np.where(held_by >= 0, rng.integers(0, 2, 40), 0)
-    return [
-        np.arange(40),
-        held_by,
-        marked,
-        joins,
-        rng.integers(0, 9, 40),
-        np.full(40, -1),
-        *np.zeros((3, 40), np.int64),
-    ]
-
-
-def walk_steps(rng):
-    size, comms, steps, ranks = 60, 15, 3, 4
-    start = rng.integers(0, 300, size)
-    comm_piece = np.sort(rng.permutation(size)[:comms])
-    kind = rng.integers(1, 4, size).astype(np.uint8)
-    kind[comm_piece] = 0
-    return {
-        "start": start,
-        "end": start + rng.integers(1, 30, size),
-        "before": parents(rng, size).astype(np.int32),
-        "kind": kind,
-        "communication_kind": 0,
-        "unknown_kind": 9,
-        "comm_piece": comm_piece,
-        "comm_rank": rng.integers(0, ranks, comms),
-        "comm_kind": rng.integers(5, 7, comms),
-        "last_to_arrive": rng.integers(-1, comms, comms),
-        "last_arrival": rng.integers(0, 300, comms),
-        "own_arrival": rng.integers(0, 300, comms),
-        "has_step": flags(rng, steps, ranks),
-        "step_begin": rng.integers(0, 20, (steps, ranks)),
-        "final_time": rng.integers(150, 330, steps),
-        "final_piece": rng.integers(size // 2, size, steps),
-        "final_rank": rng.integers(0, ranks, steps),
-        "stopped_rank": np.full(steps, -1),
-        "stopped_ns": np.zeros(steps, np.int64),
-        "least_margin": np.full((steps, ranks), -1),
-        "operations": np.zeros((steps, ranks), np.int64),
-        "seen": np.full(comms, -1),
-        "visited": np.full(size, -1),
-        "segments": np.zeros((int(rng.integers(4, 200)), 6), np.int64),
-    }
-
-
 def replay_events(rng):
     """Events that each start after those with smaller numbers.
 
@@ -241,17 +189,19 @@ def replay_events(rng):
     }
 
 
-def walk_replayed_step(rng):
+def walk_back(rng):
     arguments = replay_events(rng)
     uncompiled("critical_path").replay_events(**arguments)
     return {
         "event": 39,
+        "now": arguments["replayed"][1, 39],
+        "at_start": bool(rng.integers(2)),
+        "walk": 1,
         "begins": arguments["times"][3, :2].copy(),
         "rank_index": rng.integers(0, 2, 40).astype(np.int32),
-        "launch_before": np.ascontiguousarray(arguments["before"][2]),
-        **{name: arguments[name] for name in ("decisive", "replayed", "arrivals")},
-        "part": rng.integers(0, 5, 40).astype(np.int32),
-        "part_ns": np.zeros((2, 5), np.int64),
+        **{name: arguments[name] for name in ("before", "decisive", "replayed", "arrivals")},
+        "visited": np.zeros((2, 40), np.int32),
+        "segments": np.zeros((4 * 40 + 4, 5), np.int64),
     }
 
 
@@ -280,11 +230,8 @@ def check_pickle(rng):
 CASES = {
     "autograd_nodes": [find_nodes, spread_flags],
     "critical_path": [
-        mark_walks,
-        number_pieces,
-        walk_steps,
         replay_events,
-        walk_replayed_step,
+        walk_back,
     ],
     "grouping": [number_pairs],
     "interval_sets": [join, measure_covered, subtract],

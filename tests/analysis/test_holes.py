@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from tracekit.analysis.measured import waits_by_label
-from tracekit.graph.critical_path.path import labels_with_unknown_path
+from tracekit.graph.critical_path import labels_with_unknown_path
 
 
 def waits_of(*operations):

@@ -23,15 +23,12 @@ from tracekit.analysis.persistence import (
     read_tables_of_ranks,
 )
 from tracekit.analysis.table_checks import (
-    check_path_pieces,
     check_values,
     named_tables,
     read_table_columns,
 )
-from tracekit.errors import InputError
-from tracekit.graph.critical_path.pieces import PATH_PIECES
 from tracekit.pipeline.schedules import generate
-from tracekit.schema import EVENTS, LABELLED, RankEvents, Source, conform
+from tracekit.schema import EVENTS, LABELLED, RankEvents, Source
 from tracekit.synthetic import Recipe, write_run
 
 
@@ -227,22 +224,6 @@ def test_forged_tables_are_measured_again(run, forged, forgery):
     assert tracekit.analyze(store, workers=1).to_dict() == answer
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (pl.lit(10**6), "leads to a row that is not there"),
-        (pl.lit(-2), "leads to a row that is not there"),
-        (pl.int_range(pl.len()), "runs in a circle"),
-        ((pl.int_range(pl.len()) + 1) % pl.len(), "runs in a circle"),
-    ],
-)
-def test_a_forged_critical_path_is_one_line(run, forged, change, message):
-    store, _ = run
-    forged("path", lambda table: table.with_columns(before=change.cast(pl.Int64)))
-    with pytest.raises(InputError, match=message):
-        tracekit.analyze(store, workers=1)
-
-
 def test_compressed_tables_are_not_unpacked(run, tmp_path):
     store, _ = run
     with (
@@ -276,22 +257,6 @@ def test_a_table_that_unpacks_to_gigabytes_is_not_unpacked(run, tmp_path):
 def test_tables_that_nobody_forged_are_used(run):
     store, _ = run
     assert read_tables(store / "rank=0") is not None
-
-
-def pieces(before):
-    rows = {"kind": ["kernel"] * len(before), "before": before}
-    rows |= {name: [0] * len(before) for name in ("part", "start_ns", "end_ns")}
-    rows |= {name: [False] * len(before) for name in ("first", "last")}
-    return conform(pl.DataFrame(rows), PATH_PIECES)
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 9, 1000])
-def test_a_path_of_any_length_ends_unless_its_first_piece_follows_its_last(length):
-    chain = list(range(-1, length - 1))
-    check_path_pieces(pieces(chain), parts=1)
-    check_path_pieces(pieces([row + 1 for row in range(length - 1)] + [-1]), parts=1)
-    with pytest.raises(ValueError, match="circle"):
-        check_path_pieces(pieces([length - 1, *chain[1:]]), parts=1)
 
 
 def test_a_part_is_a_number_of_a_step():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -11,13 +10,12 @@ import pytest
 
 from tests.kept import analysis_of, measuring_once
 from tracekit import analyze
-from tracekit.align.clocks import Clocks
+from tracekit._loops.critical_path import SEGMENT_KINDS, walk_back
 from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.analysis.measure.tables import rank_tables
 from tracekit.classify import classify
-from tracekit.graph.critical_path.links import OperationArrivals, Pieces, walk_back
-from tracekit.graph.critical_path.path import SEGMENTS, SLACK, CriticalPath, _build_segments
-from tracekit.graph.critical_path.pieces import PATH_PIECES, TableInMemory
+from tracekit.graph.critical_path import SLACK, CriticalPath
+from tracekit.graph.path_segments import SEGMENTS
 from tracekit.pipeline.schedules import generate
 from tracekit.report.notices import notice_sentence
 from tracekit.run.load import load
@@ -260,35 +258,27 @@ def test_without_launches_the_path_says_where_it_could_not_go_on(samples):
     assert any(note.code == "path-ends" for note in analysis.notices)
 
 
-def test_clocks_that_disagree_do_not_send_the_walk_in_a_circle():
-    """Each of two exchanges says that the other rank came last, at a time after its own end."""
-
-    rows = [{"kind": "communication", "label": "pp_comm", "part": 0, "start_ns": start, "end_ns": start + 5,
-             "idle_ns": 0, "exposed_ns": 0, "before": before, "id": start, "first": start == 0,
-             "last": start == 10, "what": "x"}
-            for start, before in ((0, -1), (5, 0), (10, 1))]  # fmt: skip
-    path = TableInMemory(pl.DataFrame(rows, schema=PATH_PIECES))
-    bounds = {
-        "start_ns": 0,
-        "end_ns": 15,
-        "interval_start_ns": 0,
-        "interval_end_ns": 15,
-        "time_ns": 15,
-    }
-    steps = pl.DataFrame({"step": [2], **bounds})
-    parts = [SimpleNamespace(source=SimpleNamespace(rank=rank), path=path, steps=steps.with_columns(rank=pl.lit(rank)))
-             for rank in (0, 1)]  # fmt: skip
-    clocks = Clocks.recorded([0, 1])
-    pieces = Pieces.build(
-        parts, pl.DataFrame({"rank": [0, 0, 0, 1, 1, 1], "id": [0, 5, 10] * 2}), clocks
+def test_events_that_wait_for_each_other_do_not_send_the_walk_in_a_circle():
+    """Each of two events was held back by the end of the other: what came before the second one is not known."""
+    replayed = np.array([[4, 6], [8, 10], [0, 0], [1, 0], [-1, -1]])
+    segments = np.zeros((12, 5), np.int64)
+    none = np.full((4, 2), -1, np.int32)
+    count = walk_back(
+        event=1,
+        now=10,
+        at_start=False,
+        walk=1,
+        begins=np.array([0]),
+        rank_index=np.zeros(2, np.int32),
+        before=none,
+        decisive=none[0],
+        replayed=replayed,
+        arrivals=np.zeros((2, 0), np.int64),
+        visited=np.zeros((2, 2), np.int32),
+        segments=segments,
     )
-    assert (pieces.row.tolist(), pieces.before.tolist()) == (
-        [0, 1, 2, 3, 4, 5],
-        [-1, 0, 1, -1, 3, 4],
-    )
-    late = np.array([-1, 5, 5, -1, 2, 1], np.int32)
-    came, own = np.where(late >= 0, 14, 0), np.zeros(6, np.int64)
-    arrivals = OperationArrivals(late, came, own, late >= 0, np.zeros(len(late), bool))
-    table = _build_segments(pieces, walk_back(pieces, arrivals))
-    assert (table["start_ns"][0], table["end_ns"][-1]) == (0, 15)
-    assert (table["start_ns"][1:] == table["end_ns"][:-1]).all()
+    steps = [
+        (event, SEGMENT_KINDS[kind], start, end)
+        for event, kind, _, start, end in segments[:count].tolist()
+    ]
+    assert steps == [(1, "ran", 6, 10), (0, "ran", 4, 6), (1, "nothing", 0, 4)]

@@ -10,8 +10,8 @@ import pytest
 
 from tracekit.align.matching import match
 from tracekit.analysis.combine.communication import Communication
-from tracekit.graph.critical_path.pieces import TableInMemory
 from tracekit.graph.event_graph import EventGraph
+from tracekit.graph.loadable import TableInMemory
 from tracekit.graph.merged_events import merge_events
 from tracekit.graph.rank_events import BEFORE, GAPS_WITHIN, HOST_WORK, RANK_EVENTS
 from tracekit.run.measure import SourceWorker
@@ -137,7 +137,7 @@ def test_host_work_before_launches_that_no_launch_follows_is_before_none():
 def test_a_sample_replays_alike_with_joined_events(samples, name):
     ranks = []
     for ref in find(samples / name).refs:
-        ranks += SourceWorker(graph=True).source_tables(ref)
+        ranks += SourceWorker().source_tables(ref)
     communication = Communication.of(ranks, ranks_per_node=None)
     members = match(communication.operations, by_step=communication.by_step).members
     joined = []

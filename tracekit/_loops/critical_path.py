@@ -1,8 +1,8 @@
-"""Walks along the critical path: from an event back to what held it back, within a rank and across ranks.
+"""Replay of a run's events, and walks along its critical path.
 
-Within a rank (``tracekit.graph.critical_path.pieces``) events that follow each other without a choice
-form a piece. Across ranks (``tracekit.graph.critical_path.links``) a walk goes back from piece to piece;
-where a communication waited for a peer it continues with the peer's piece.
+In a replay (``tracekit.graph.event_graph``) each event starts when all that it waits for has
+happened, and knows what came last. A walk goes back from an event to that, within a rank and
+across ranks.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _TRANSFER = cython.declare(cython.int, 4)
 _START_HELD_BY = cython.declare(cython.int, 3)
 _LAUNCH_HELD_BY = cython.declare(cython.int, 4)
 # of ``before`` (the first two are events of streams),
+_OTHER_BEFORE = cython.declare(cython.int, 1)
 _LAUNCH_BEFORE = cython.declare(cython.int, 2)
 _RELEASED_BY = cython.declare(cython.int, 3)
 # of ``factors``, and of ``arrivals``.
@@ -41,207 +42,32 @@ _HOST_FACTOR = cython.declare(cython.int, 1)
 _LAST_START = cython.declare(cython.int, 0)
 _LAST_MEMBER = cython.declare(cython.int, 1)
 _NO_LAUNCH = cython.declare(cython.longlong, NO_LIMIT)
+_NO_STEP_BEGIN = cython.declare(cython.longlong, NO_LIMIT)
 
-
-def mark_walks(
-    order: cython.const[cython.longlong][::1],
-    held_by: cython.const[cython.longlong][::1],
-    marked: cython.longlong[::1],
-) -> None:
-    """Mark every event on a walk that begins at a marked event.
-
-    Args:
-        order: Events, each behind the one that held it back.
-        held_by: Event that held each event back; -1: none.
-        marked: 1 for events to start from, else 0; afterwards 1 for every event on a walk.
-
-    """
-    for i in range(order.shape[0] - 1, -1, -1):
-        if (i & 0xFFFF) == 0:
-            let_interrupt()
-        event = order[i]
-        if marked[event] > 0 and held_by[event] >= 0:
-            marked[held_by[event]] = 1
-
-
-def number_pieces(
-    order: cython.const[cython.longlong][::1],
-    held_by: cython.const[cython.longlong][::1],
-    marked: cython.const[cython.longlong][::1],
-    joins: cython.const[cython.longlong][::1],
-    duration: cython.const[cython.longlong][::1],
-    piece: cython.longlong[::1],
-    first_event: cython.longlong[::1],
-    last_event: cython.longlong[::1],
-    longest_event: cython.longlong[::1],
-) -> int:
-    """Group marked events into pieces: an event that joins belongs to the piece of the one that held it back.
-
-    Args:
-        order: Events, each behind the one that held it back.
-        held_by: Event that held each event back; -1: none.
-        marked: Which events count.
-        joins: Which events continue the piece of ``held_by``.
-        duration: Duration of each event.
-        piece: Result: piece of each marked event; unchanged for others.
-        first_event, last_event, longest_event: Results: events of each piece.
-
-    Returns:
-        Number of pieces.
-
-    """
-    count: cython.Py_ssize_t = 0
-    for i in range(order.shape[0]):
-        if (i & 0xFFFF) == 0:
-            let_interrupt()
-        event = order[i]
-        if marked[event] > 0:
-            if joins[event] > 0:
-                joined = piece[held_by[event]]
-                piece[event] = joined
-                last_event[joined] = event
-                if duration[event] >= duration[longest_event[joined]]:
-                    longest_event[joined] = event
-            else:
-                piece[event] = count
-                first_event[count] = event
-                last_event[count] = event
-                longest_event[count] = event
-                count += 1
-    return count
-
-
-def walk_steps(
-    start: cython.const[cython.longlong][::1],
-    end: cython.const[cython.longlong][::1],
-    before: cython.const[cython.int][::1],
-    kind: cython.const[cython.uchar][::1],
-    communication_kind: cython.longlong,
-    unknown_kind: cython.longlong,
-    comm_piece: cython.const[cython.longlong][::1],
-    comm_rank: cython.const[cython.longlong][::1],
-    comm_kind: cython.const[cython.longlong][::1],
-    last_to_arrive: cython.const[cython.longlong][::1],
-    last_arrival: cython.const[cython.longlong][::1],
-    own_arrival: cython.const[cython.longlong][::1],
-    has_step: cython.const[cython.uchar][:, ::1],
-    step_begin: cython.const[cython.longlong][:, ::1],
-    final_time: cython.const[cython.longlong][::1],
-    final_piece: cython.const[cython.longlong][::1],
-    final_rank: cython.const[cython.longlong][::1],
-    stopped_rank: cython.longlong[::1],
-    stopped_ns: cython.longlong[::1],
-    least_margin: cython.longlong[:, ::1],
-    operations: cython.longlong[:, ::1],
-    seen: cython.longlong[::1],
-    visited: cython.longlong[::1],
-    segments: cython.longlong[:, ::1],
-) -> int:
-    """Walk back from the end of every step to its beginning, piece by piece, over all ranks.
-
-    A walk that comes to a piece for the second time ends there: times that contradict each other
-    would send it in a circle.
-
-    Args:
-        start, end, before, kind: Pieces of all ranks: times, the piece each followed (-1: none),
-            and its kind.
-        communication_kind, unknown_kind: Kinds of a communication, and of time that no piece
-            explains.
-        comm_piece: Piece of each communication, ascending.
-        comm_rank: Index of each communication's rank.
-        comm_kind: Kind that a communication's segment gets.
-        last_to_arrive: The communication of the peer that arrived last; -1: none other.
-        last_arrival, own_arrival: When the last peer and when this rank arrived.
-        has_step: [step, rank index]: whether the rank recorded the step.
-        step_begin: [step, rank index]: begin of the step on the rank; a walk ends where its rank
-            began the step.
-        final_time, final_piece, final_rank: Of each step: when it ended, the piece to walk back
-            from, and that piece's rank.
-        stopped_rank, stopped_ns: Results: where a walk ended before the step's begin, and how long
-            before; -1 and 0 at the call.
-        least_margin: Result: [step, rank index]: least time by which the rank arrived before the
-            last; -1 at the call.
-        operations: Result: [step, rank index]: communications of the path at which it did; 0 at the
-            call.
-        seen: Scratch space, one number for each communication; -1 at the call.
-        visited: Scratch space, one number for each piece; -1 at the call.
-        segments: Result: rows of step, piece, kind, index of the peer's rank (-1: none), start and
-            end.
-
-    Returns:
-        Number of segments; -1 if ``segments`` has too few rows.
-
-    """
-    count: cython.Py_ssize_t = 0
-    visits: cython.Py_ssize_t = 0
-    for step in range(step_begin.shape[0]):
-        piece = final_piece[step]
-        rank = final_rank[step]
-        now = final_time[step]
-        begin = step_begin[step, rank]
-        while now > begin:
-            if (visits & 0xFFFF) == 0:
-                let_interrupt()
-            visits += 1
-            visited[piece] = step
-            until = start[piece]
-            further = piece
-            next_rank = rank
-            peer_rank = -1
-            segment_kind = kind[piece]
-            if segment_kind == communication_kind:
-                # Binary search: which communication the piece is.
-                comm = 0
-                high = comm_piece.shape[0]
-                while comm < high:
-                    middle = (comm + high) // 2
-                    if comm_piece[middle] < piece:
-                        comm = middle + 1
-                    else:
-                        high = middle
-                segment_kind = comm_kind[comm]
-                # Clocks that disagree could send the walk in a circle: go to each only once.
-                seen[comm] = step
-                peer = last_to_arrive[comm]
-                if peer >= 0 and has_step[step, comm_rank[peer]] and seen[peer] != step:
-                    seen[peer] = step
-                    margin = max(last_arrival[comm] - own_arrival[comm], 0)
-                    if operations[step, rank] == 0 or margin < least_margin[step, rank]:
-                        least_margin[step, rank] = margin
-                    operations[step, rank] += 1
-                    next_rank = comm_rank[peer]
-                    peer_rank = next_rank
-                    until = last_arrival[comm]
-                    further = comm_piece[peer]
-            if count + 2 > segments.shape[0]:
-                return -1
-            until = min(max(until, begin), now)
-            if until < now:
-                segments[count, 0] = step
-                segments[count, 1] = piece
-                segments[count, 2] = segment_kind
-                segments[count, 3] = peer_rank
-                segments[count, 4] = until
-                segments[count, 5] = now
-                count += 1
-            now = until
-            rank = next_rank
-            begin = step_begin[step, rank]
-            previous = before[further]
-            if previous >= 0 and visited[previous] != step:
-                piece = previous
-            elif now > begin:  # nothing says what came before
-                stopped_rank[step] = rank
-                stopped_ns[step] = now - begin
-                segments[count, 0] = step
-                segments[count, 1] = further
-                segments[count, 2] = unknown_kind
-                segments[count, 3] = -1
-                segments[count, 4] = begin
-                segments[count, 5] = now
-                count += 1
-                now = begin
-    return count
+SEGMENT_KINDS = (
+    "ran",
+    "transferred",
+    "followed",
+    "followed_other_stream",
+    "launched",
+    "host_worked",
+    "released",
+    "nothing",
+)
+"""What a segment of ``walk_back`` is, and with it why the walk goes on where it does: an event ran
+(on with what held it back); transferred after its last member had come (on with that one); started
+after the event before it on its stream, or on another stream; started after its launch; the host
+worked since the launch before; it worked since work of the GPU released it; nothing is known to
+have come before."""
+# The same, as C variables.
+_RAN = cython.declare(cython.longlong, 0)
+_TRANSFERRED = cython.declare(cython.longlong, 1)
+_FOLLOWED = cython.declare(cython.longlong, 2)
+_FOLLOWED_OTHER_STREAM = cython.declare(cython.longlong, 3)
+_LAUNCHED = cython.declare(cython.longlong, 4)
+_HOST_WORKED = cython.declare(cython.longlong, 5)
+_RELEASED = cython.declare(cython.longlong, 6)
+_NOTHING_KNOWN = cython.declare(cython.longlong, 7)
 
 
 def replay_events(
@@ -377,7 +203,13 @@ def _replay_start(
                 previous, times, delays, factors, decisive, replayed, arrivals
             )
             previous_end += min(start - times[_END, previous], 0) + delays[_GAP, event]
-            if previous_end > ready or held_by < 0:
+            # A message waits for its data: that counts if work on its own stream ended with it.
+            is_data_of_message = k == _OTHER_BEFORE and decisive[event] >= 0
+            if (
+                previous_end > ready
+                or held_by < 0
+                or (is_data_of_message and previous_end == ready)
+            ):
                 ready = previous_end
                 held_by = previous
     replayed[_START_HELD_BY, event] = held_by
@@ -406,64 +238,132 @@ def _replayed_end(
     )
 
 
-def walk_replayed_step(
+def walk_back(
     event: cython.longlong,
+    now: cython.longlong,
+    at_start: cython.bint,
+    walk: cython.int,
     begins: cython.const[cython.longlong][::1],
     rank_index: cython.const[cython.int][::1],
-    launch_before: cython.const[cython.int][::1],
+    before: cython.const[cython.int][:, ::1],
     decisive: cython.const[cython.int][::1],
     replayed: cython.const[cython.longlong][:, ::1],
     arrivals: cython.const[cython.longlong][:, ::1],
-    part: cython.const[cython.int][::1],
-    part_ns: cython.longlong[:, ::1],
-) -> None:
-    """Sum up the critical path of a replayed step, from the event that ends it back to its begin.
+    visited: cython.int[:, ::1],
+    segments: cython.longlong[:, ::1],
+) -> int:
+    """Walk along the critical path, from an event back to the begin of its step, over all ranks.
+
+    Each segment begins where the next one ends, so that they sum to the time walked. What an event
+    waited for is asked of it once, so that the walk ends whatever its times say.
 
     Args:
-        event: Event that ends the step.
-        begins: Begin of the step on each rank.
+        event: Event to walk back from.
+        now: Time to walk back from.
+        at_start: Whether to walk back from what held the event back, else from its end.
+        walk: Number of this walk, from 1.
+        begins: Begin of the step on each rank; ``NO_LIMIT``: the rank has none.
         rank_index: Index of each event's rank.
-        launch_before: Event launched before each event by the same host; -1: none.
-        decisive, replayed, arrivals: As for ``replay_events``.
-        part: Number that the time of each event is summed under.
-        part_ns: Result: time on the path by that number: of events; of hosts before the launch of
-            such events.
+        before, decisive, replayed, arrivals: As for ``replay_events``.
+        visited: Scratch space: the last walk that asked what each event's start, and its launch,
+            waited for; 0 at the first call.
+        segments: Result: rows of event, kind (``SEGMENT_KINDS``), event that the walk goes on with
+            (-1: none), start and end. At most four for each event and four more.
+
+    Returns:
+        Number of segments. The last one is ``nothing`` if the walk could not be followed further.
 
     """
     events: cython.longlong = replayed.shape[1]
-    now: cython.longlong = replayed[_END, event]
+    count: cython.Py_ssize_t = 0
     until: cython.longlong
-    following: cython.longlong
-    is_host: cython.bint
-    begin: cython.longlong
-    steps: cython.longlong = 0
-    while event >= 0 and steps < 4 * events:  # clocks that disagree could send the walk in a circle
-        if (steps & 0xFFFF) == 0:
+    peer: cython.longlong
+    held_by: cython.longlong
+    begin: cython.longlong = begins[rank_index[event]]
+    at_launch: cython.bint = False
+    visits: cython.Py_ssize_t = 0
+    while now > begin:
+        if (visits & 0xFFFF) == 0:
             let_interrupt()
-        steps += 1
-        is_host = event >= events
-        if is_host:
-            event -= events
-        begin = begins[rank_index[event]]
-        if now <= begin:
-            break
-        if is_host:  # the time from the launch before, or from the end of what released the host
-            until = replayed[_LAUNCH, event]
-            following = replayed[_LAUNCH_HELD_BY, event]
-            if following >= 0:
-                until = min(until, replayed[_END, following])
-            elif launch_before[event] >= 0:
-                following = events + launch_before[event]
-                until = min(until, replayed[_LAUNCH, launch_before[event]])
-        else:
+        visits += 1
+        if not at_start and not at_launch:  # it ran
             until = replayed[_START, event]
-            following = replayed[_START_HELD_BY, event]
+            peer = -1
             if decisive[event] >= 0 and arrivals[_LAST_START, decisive[event]] > until:
-                # Before that it waited for the last member.
+                peer = arrivals[_LAST_MEMBER, decisive[event]]
+                if begins[rank_index[peer]] == _NO_STEP_BEGIN:
+                    peer = -1
+            if peer >= 0:  # before that it waited for the last member
                 until = arrivals[_LAST_START, decisive[event]]
-                following = replayed[_START_HELD_BY, arrivals[_LAST_MEMBER, decisive[event]]]
-        part_ns[1 if is_host else 0, part[event]] += max(now - max(until, begin), 0)
-        now = min(now, until)
-        if following < 0:  # before the first launch that was recorded the host had not come so far
-            part_ns[1, part[event]] += max(now - begin, 0)
-        event = following
+            kind = _TRANSFERRED if peer >= 0 else _RAN
+            count = _add_segment(segments, count, event, kind, peer, until, begin, now)
+            now = min(now, max(until, begin))
+            if peer >= 0:
+                event = peer
+                begin = begins[rank_index[event]]
+            at_start = True
+        elif at_start:
+            at_start = False
+            held_by = replayed[_START_HELD_BY, event]
+            if visited[0, event] == walk:
+                held_by = -1
+            visited[0, event] = walk
+            if held_by >= events:
+                until = replayed[_LAUNCH, event]
+                count = _add_segment(segments, count, event, _LAUNCHED, event, until, begin, now)
+                at_launch = True
+            elif held_by >= 0:
+                until = replayed[_END, held_by]
+                kind = _FOLLOWED if held_by == before[0, event] else _FOLLOWED_OTHER_STREAM
+                count = _add_segment(segments, count, event, kind, held_by, until, begin, now)
+                event = held_by
+            else:
+                until = begin
+                count = _add_segment(segments, count, event, _NOTHING_KNOWN, -1, until, begin, now)
+            now = min(now, max(until, begin))
+        else:
+            held_by = replayed[_LAUNCH_HELD_BY, event]
+            if visited[1, event] == walk:
+                until = begin
+                count = _add_segment(segments, count, event, _NOTHING_KNOWN, -1, until, begin, now)
+            elif held_by >= 0:
+                visited[1, event] = walk
+                until = replayed[_END, held_by]
+                count = _add_segment(segments, count, event, _RELEASED, held_by, until, begin, now)
+                event = held_by
+                at_launch = False
+            else:
+                visited[1, event] = walk
+                held_by = before[_LAUNCH_BEFORE, event]
+                # Before the first launch that was recorded the host had not come so far.
+                until = replayed[_LAUNCH, held_by] if held_by >= 0 else begin
+                count = _add_segment(
+                    segments, count, event, _HOST_WORKED, held_by, until, begin, now
+                )
+                event = max(held_by, 0)
+            now = min(now, max(until, begin))
+    return count
+
+
+@cython.cfunc
+@cython.inline
+def _add_segment(
+    segments: cython.longlong[:, ::1],
+    count: cython.Py_ssize_t,
+    event: cython.longlong,
+    kind: cython.longlong,
+    following: cython.longlong,
+    until: cython.longlong,
+    begin: cython.longlong,
+    now: cython.longlong,
+) -> cython.Py_ssize_t:
+    """Add the segment from *until*, at least *begin*, to *now* if it has a length; return how many there are."""
+    start: cython.longlong = max(until, begin)
+    if start >= now:
+        return count
+    segments[count, 0] = event
+    segments[count, 1] = kind
+    segments[count, 2] = following
+    segments[count, 3] = start
+    segments[count, 4] = now
+    return count + 1

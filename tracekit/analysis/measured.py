@@ -26,7 +26,7 @@ from tracekit.documents.analysis import (
     TimedStep,
 )
 from tracekit.documents.coding import rows
-from tracekit.graph.critical_path.path import CriticalPath
+from tracekit.graph.critical_path import CriticalPath
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.budget import find_exposed_waits
 from tracekit.metrics.causes import with_peers

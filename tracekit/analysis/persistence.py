@@ -5,9 +5,8 @@ file is a zip of Arrow streams (as small as Parquet for small tables, and read i
 time) and ``tables.json`` for everything else. The small tables are one stream of one row, with the
 rows of a table as the list in its column: a run of a thousand ranks has forty thousand of them.
 Reading runs no code from the file: each field is built as the type that it is declared with, and
-the tables are checked, those of many ranks together (``table_checks``). The largest tables, the
-pieces of the critical path and the events of the replay, have streams of their own, which stay in
-the file until they are loaded.
+the tables are checked, those of many ranks together (``table_checks``). The largest tables, those
+of the graph of events, have streams of their own, which stay in the file until they are loaded.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from tracekit.analysis.table_checks import (
     StoredTables,
     check_graph_events,
     check_host_work,
-    check_path_pieces,
     check_rank_tables,
 )
 from tracekit.documents.coding import (
@@ -41,7 +39,7 @@ from tracekit.documents.coding import (
 )
 from tracekit.documents.store_manifest import TABLES_FORMAT, TablesDocument
 from tracekit.errors import InputError
-from tracekit.graph.critical_path.pieces import LoadableTable
+from tracekit.graph.loadable import LoadableTable
 from tracekit.graph.packed_events import pack_events, unpack_events
 from tracekit.intervals import Intervals
 
@@ -76,7 +74,6 @@ class _LargeTable(NamedTuple):
 
 
 _LARGE_TABLES: Mapping[str, _LargeTable] = {
-    "path": _LargeTable(check_path_pieces),
     "graph_events": _LargeTable(check_graph_events, pack_events, unpack_events),
     "graph_host_work": _LargeTable(check_host_work),
 }
@@ -98,23 +95,16 @@ class TableInFile(LoadableTable):
     parts: int
     """Number of steps, which its rows point to."""
 
-    def load(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
-        """Read the table; raise InputError if the file is unreadable or was written again since.
-
-        Of a table that is stored as it is, only *columns* are read and checked, if some are named.
-        """
+    def load(self) -> pl.DataFrame:
+        """Read the table; raise InputError if the file is unreadable or was written again since."""
         try:
             if self.file.stat().st_mtime_ns != self.written_ns:
                 raise OSError("it was written again since")
             large_table = _LARGE_TABLES[self.name.partition(".")[0]]
             with zipfile.ZipFile(self.file) as archive:
                 stream = _read_stream(archive, self.name)
-            if columns is None or large_table.unpack is not _as_it_is:
-                table = large_table.unpack(pl.read_ipc_stream(stream))
-                large_table.check(table, parts=self.parts)
-            else:
-                table = pl.read_ipc_stream(stream, columns=list(columns))
-                large_table.check(table, parts=self.parts, columns=columns)
+            table = large_table.unpack(pl.read_ipc_stream(stream))
+            large_table.check(table, parts=self.parts)
             return table
         except _UNREADABLE as error:
             raise InputError(
@@ -135,7 +125,7 @@ class CompressedTable(LoadableTable):
         """Compress the table of a field of ``RankTables``."""
         return cls(name, _ipc_stream(_LARGE_TABLES[name].pack(table.load())))
 
-    def load(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    def load(self) -> pl.DataFrame:
         """Return the table."""
         return _LARGE_TABLES[self.name].unpack(pl.read_ipc_stream(self.data))
 

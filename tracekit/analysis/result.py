@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.measure.rank_timeline import RankTimeline
     from tracekit.documents.analysis import ChangedStep
     from tracekit.graph.changes import WhatIfGraph
-    from tracekit.graph.critical_path.path import CriticalPath
+    from tracekit.graph.critical_path import CriticalPath
     from tracekit.memory.combine import RunMemory
     from tracekit.pipeline.against_ideal import ScheduleComparison
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
@@ -22,7 +22,6 @@ import polars as pl
 
 from tracekit._util.arrays import Ints
 from tracekit.analysis.measure.tables import Measures, RankTables
-from tracekit.graph.critical_path.pieces import PATH_PIECES
 from tracekit.graph.packed_events import EVENTS_WITH_REMEDIES
 from tracekit.graph.rank_events import BEFORE, HOST_WORK
 from tracekit.graph.remedies import REMEDY_CHANGES
@@ -83,8 +82,8 @@ def check_rank_tables(ranks: Sequence[StoredTables]) -> None:
     """Raise ``ValueError``, or an error of polars, if the tables of some rank are not ones that tracekit wrote.
 
     Those of all *ranks* are checked together, because a query costs as much for the rows of one.
-    The largest tables are checked when they are loaded (``check_path_pieces``,
-    ``check_graph_events``, ``check_host_work``).
+    The largest tables are checked when they are loaded (``check_graph_events``,
+    ``check_host_work``).
     """
     expected = _expected_tables()
     frames: dict[str, list[pl.DataFrame]] = {}
@@ -137,36 +136,6 @@ def _check_fields(stored: StoredTables) -> None:
     for name, measures in (("window", tables.window), ("by_step", tables.by_step)):
         if len(measures.budgets) not in (1, parts) or len(measures.weak) != len(measures.budgets):
             raise ValueError(f"{name} is not of {parts} steps")
-
-
-def check_path_pieces(
-    pieces: pl.DataFrame, *, parts: int, columns: Collection[str] = tuple(PATH_PIECES)
-) -> None:
-    """Raise ``ValueError`` if pieces of the critical path are not ones that tracekit wrote.
-
-    Following each piece to the one before it must end: a circle would be followed for ever.
-    *columns* are those that were read.
-
-    >>> check_path_pieces(pl.DataFrame({"before": [0]}), parts=1)
-    Traceback (most recent call last):
-    ValueError: the critical path has other columns than tracekit writes
-    """
-    expected = pl.Schema({name: PATH_PIECES[name] for name in PATH_PIECES if name in columns})
-    if pieces.schema != expected:
-        raise ValueError("the critical path has other columns than tracekit writes")
-    check_values(pieces, expected, name="the critical path", parts=parts)
-    required = ("kind", "part", "start_ns", "end_ns", "before", "first", "last")
-    if any(pieces.get_column(name).null_count() for name in required):
-        raise ValueError("the critical path has rows without a value")
-    before = pieces["before"].to_numpy()
-    if not ((before >= -1) & (before < pieces.height)).all():
-        raise ValueError("the critical path leads to a row that is not there")
-    # Twice as far with every round; row -1, the last, leads to itself.
-    reached = np.append(before, -1)
-    for _ in range(pieces.height.bit_length()):
-        reached = reached[reached]
-    if (reached >= 0).any():
-        raise ValueError("the critical path runs in a circle")
 
 
 def check_graph_events(events: pl.DataFrame, *, parts: int) -> None:

@@ -48,6 +48,7 @@ from tracekit.graph.constants import (
 from tracekit.graph.event_graph import EventGraph, EventReplay
 from tracekit.graph.rank_events import BEFORE
 from tracekit.graph.remedies import REMEDY_CHANGES, change_factors, select_remedies
+from tracekit.graph.walks import path_parts
 from tracekit.intervals import union
 from tracekit.metrics.label_intervals import COMPUTE_SET
 from tracekit.metrics.step_time import FreeStep
@@ -780,8 +781,8 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         )
         if saving_alone:
             return step
-        path_parts = self.graph.path_parts(replay, bounds)
-        margin_ns = self._margin_ns(replayed_ns, path_parts)
+        parts_of_path = path_parts(self.graph, replay, bounds)
+        margin_ns = self._margin_ns(replayed_ns, parts_of_path)
         low_ns, high_ns = self._bounds_ns(changed, replayed_ns)
         least_ns = max(round(low_ns - margin_ns + added[0]), 0)
         most_ns = round(high_ns + margin_ns + added[2])
@@ -798,7 +799,9 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             step,
             predicted_range_ns=(least_ns, most_ns),
             saves_range_ns=None if step.saves_ns is None else saves_range_ns,
-            critical_path=tuple(PathPart(*row) for row in path_parts.head(MAX_PATH_PARTS).rows()),
+            critical_path=tuple(
+                PathPart(*row) for row in parts_of_path.head(MAX_PATH_PARTS).rows()
+            ),
         )
 
     def _saved_range_ns(
@@ -873,7 +876,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             raise RefusedError(difference)
         return np.array(difference)
 
-    def _margin_ns(self, replayed_ns: int, path_parts: pl.DataFrame) -> float:
+    def _margin_ns(self, replayed_ns: int, parts_of_path: pl.DataFrame) -> float:
         """Return the half width of a range, from the spread of the steps and what the critical path consists of.
 
         Steps, links and hosts vary independently of each other, so that their squares add up.
@@ -886,9 +889,9 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             # One slow step among four is no spread of the others.
             deviation_ns = np.median(np.abs(times_ns - middle_ns))
             step_share = max(MIN_VARIATION, float(deviation_ns / max(middle_ns, 1.0)))
-        is_transfer = path_parts["label"].is_in(COMMUNICATION_LABELS).fill_null(False)
-        transfer_ns = int(path_parts["ns"].filter(is_transfer).sum())
-        host_ns = int(path_parts["ns"].filter(path_parts["label"].is_null()).sum())
+        is_transfer = parts_of_path["label"].is_in(COMMUNICATION_LABELS).fill_null(False)
+        transfer_ns = int(parts_of_path["ns"].filter(is_transfer).sum())
+        host_ns = int(parts_of_path["ns"].filter(parts_of_path["label"].is_null()).sum())
         margins_ns = (
             replayed_ns * step_share,
             transfer_ns * LINK_VARIATION,

@@ -255,3 +255,7 @@ event by event. By choice, 2026-11-18."""
 RANKS_LOADED_TOGETHER = 8
 """Ranks whose events are joined together: most of the time is that of calls, and each rank takes memory.
 By choice, 2026-11-19."""
+
+MAX_HOLE_SHARE = 0.5
+"""Share of the critical path in operations that a peer's trace lacks, from which it is unknown whether
+it runs through them. By choice, 2026-11-15."""

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit._loops.critical_path import NO_LIMIT, replay_events, walk_replayed_step
-from tracekit._util.arrays import AnyInts, Bools, Floats, Int32s, Ints, as_int64
+from tracekit._loops.critical_path import NO_LIMIT, replay_events
+from tracekit._util.arrays import Bools, Floats, Int32s, Ints, as_int64
 from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
 from tracekit.align.matching import last_of_match
@@ -39,7 +39,7 @@ from tracekit.graph.constants import (
     USUAL_KERNEL_GAP_NS,
     USUAL_LATENCY_NS,
 )
-from tracekit.graph.critical_path.pieces import PathTables
+from tracekit.graph.loadable import GraphTables
 from tracekit.graph.merged_events import MergedEvents, merge_events
 from tracekit.graph.rank_events import BEFORE, GAPS_WITHIN, HOST_WORK
 from tracekit.intervals import Intervals, union
@@ -134,7 +134,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     @classmethod
     def build(
         cls,
-        parts: Sequence[PathTables],
+        parts: Sequence[GraphTables],
         operations: pl.DataFrame,
         members: pl.DataFrame,
         clocks: Clocks,
@@ -150,7 +150,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
                 *operations*.
             clocks: Clock offsets of the ranks.
             ranks_left_out: Ranks of the run that *parts* leaves out on purpose: of so large a run,
-                events are joined (``whatif.merged_events``).
+                events are joined (``graph.merged_events``).
         """
         frames: list[pl.DataFrame] = []
         host_work = [HOST_WORK.to_frame()]
@@ -266,7 +266,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         return as_int64(np.maximum(launched - self.gpu_ready, 0))
 
     @cached_property
-    def _replay_input(self) -> ReplayInput:
+    def replay_input(self) -> ReplayInput:
         """The graph as ``replay_events`` takes it."""
         count = len(self.start)
         by_time = np.argsort(self.start, kind="stable")
@@ -514,6 +514,11 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         return self.rank_index * len(self.steps) + self.step_index
 
     @cached_property
+    def busy(self) -> Intervals:
+        """When the GPU of each rank (``rank_index``) runs any event."""
+        return union(self.start, self.end, self.rank_index)
+
+    @cached_property
     def compute_intervals(self) -> Intervals:
         """When each step of each rank (``rank_step``) computes."""
         computes = self.has_label(*COMPUTE_SET)
@@ -589,7 +594,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             unwaited: Events before whose launch the host no longer waits for the GPU.
         """
         count = len(self.start)
-        inputs = self._replay_input
+        inputs = self.replay_input
         by_time = inputs.by_time
         delays = inputs.delays
         before = inputs.before
@@ -630,71 +635,14 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         return EventReplay(start, end, launch, replayed, arrivals)
 
     @cached_property
-    def _part_of_path(self) -> Int32s:
-        """Rank and label of each event in the order of ``ReplayInput``, as one number."""
-        inputs = self._replay_input
-        label = self.label[inputs.by_time]
-        return (inputs.rank_index.astype(np.int64) * len(LABELS) + label).astype(np.int32)
-
-    @cached_property
-    def _rows_of_steps(self) -> list[Ints]:
-        """Events of each step, as rows of ``ReplayInput``."""
-        step_index = self.step_index[self._replay_input.by_time]
-        return _rows_by_number(step_index, len(self.steps))
-
-    def path_parts(self, replay: EventReplay, bounds: pl.DataFrame) -> pl.DataFrame:
-        """Return the parts of the replayed steps' critical paths, per step, the longest first.
-
-        *bounds* are those of the replayed steps (``step_bounds``). Columns rank, label (null: the
-        host) and ns.
-        """
-        inputs = self._replay_input
-        part = self._part_of_path
-        rows_of_bounds = _rows_by_number(bounds["step_index"].to_numpy(), len(self.steps))
-        bound_rank = bounds["rank_index"].to_numpy()
-        begin_ns = bounds["start_ns"].to_numpy()
-        part_ns = np.zeros((2, len(self.ranks) * len(LABELS)), np.int64)
-        for rows, of_step in zip(self._rows_of_steps, rows_of_bounds, strict=True):
-            # A rank without the step is never on the path.
-            begins = np.full(len(self.ranks), NO_LIMIT)
-            begins[bound_rank[of_step]] = begin_ns[of_step]
-            end = replay.replayed[1, rows]
-            # Of several that end last the first one of the graph, which numbers them rank by rank.
-            ends_last = rows[end == end.max()]
-            last = int(ends_last[inputs.by_time[ends_last].argmin()])
-            walk_replayed_step(
-                last,
-                begins,
-                inputs.rank_index,
-                inputs.before[2],
-                inputs.decisive,
-                replay.replayed,
-                replay.arrivals,
-                part,
-                part_ns,
-            )
-        rank = pl.Series("rank", np.tile(np.repeat(self.ranks, len(LABELS)), 2), pl.Int32)
-        labels = LABELS * len(self.ranks)
-        label_or_host = pl.Series("label", [*labels, *[None] * len(labels)], pl.String)
-        parts = pl.DataFrame(
-            [rank, label_or_host, pl.Series("ns", part_ns.ravel() // len(self.steps))]
-        )
-        parts = parts.group_by("rank", "label").agg(pl.col("ns").sum()).filter(pl.col("ns") > 0)
-        return parts.sort("ns", "rank", "label", descending=[True, False, False])
+    def events_of_steps(self) -> list[Ints]:
+        """Events of each step, ascending."""
+        by_step = np.argsort(self.step_index, kind="stable")
+        counts = np.bincount(self.step_index, minlength=len(self.steps))
+        return np.split(by_step, np.cumsum(counts)[:-1])
 
 
-def _rows_by_number(numbers: AnyInts, count: int) -> list[Ints]:
-    """Return for each number below *count* the rows that have it, in order.
-
-    >>> [rows.tolist() for rows in _rows_by_number(np.array([1, 0, 1]), 3)]
-    [[1], [0, 2], []]
-    """
-    order = np.argsort(numbers, kind="stable")
-    edges = np.searchsorted(numbers[order], np.arange(count + 1))
-    return [order[first:behind] for first, behind in pairwise(edges.tolist())]
-
-
-def _load_events(parts: Sequence[PathTables]) -> MergedEvents | None:
+def _load_events(parts: Sequence[GraphTables]) -> MergedEvents | None:
     """Return the events of some ranks with ``rank`` and ``step``, and what their hosts did before launches.
 
     None if none of them has events.
@@ -744,7 +692,7 @@ def _lower_quartile(times_ns: Ints, default_ns: int) -> int:
     return round(float(np.quantile(times_ns, 0.25))) if len(times_ns) else default_ns
 
 
-def _host_around(rank: PathTables) -> pl.DataFrame:
+def _host_around(rank: GraphTables) -> pl.DataFrame:
     """Return the host's time before and behind the GPU work of each step of a rank."""
     tail_ns = (pl.col("host_end_ns") - pl.col("end_ns")).clip(lower_bound=0)
     return rank.steps.select(

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from tracekit._loops.critical_path import NO_LIMIT
 from tracekit._util.arrays import Ints, as_int64
-from tracekit._util.columns import to_int64
-from tracekit.graph.critical_path.pieces import find_releasing_calls
+from tracekit._util.columns import present, to_int64
 from tracekit.graph.recording_cost import RecordingCost
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.causes import Rank
@@ -41,6 +41,7 @@ RANK_EVENTS = pl.Schema(
         "name": pl.Categorical(),
         "module": pl.Categorical(),
         "op": pl.Categorical(),
+        "chain": pl.Categorical(),  # operators around the launch, outermost first; without any the annotation
         "stream_before": pl.Int32(),  # row of the event before it on its stream; -1: none
         "other_before": pl.Int32(),  # row of the work of another stream that it may have waited for; -1: none
         "launch_before": pl.Int32(),  # row of the event launched before it; -1: none
@@ -53,7 +54,7 @@ RANK_EVENTS = pl.Schema(
 )
 """GPU events of one rank with what each waited for. A rank may add ``remedies`` (``metrics.remedies``)."""
 GAPS_WITHIN = "gaps_within_ns"
-"""Column of joined events (``whatif.merged_events``): time between them."""
+"""Column of joined events (``graph.merged_events``): time between them."""
 HOST_WORK = pl.Schema(
     {
         "event": pl.Int64(),  # row of the event launched next
@@ -119,6 +120,7 @@ def find_rank_events(rank: Rank, recording: RecordingCost | None) -> pl.DataFram
             "part": rank.part,
             "label": pl.Series(LABELS, dtype=RANK_EVENTS["label"])[rank.label],
             **{name: rank.labelled[name].cast(pl.Categorical) for name in ("name", "module", "op")},
+            "chain": rank.labelled["chain"].fill_null(rank.labelled["annotation"]),
             "stream_before": stream_before,
             "other_before": np.where(is_held, constraints.blocker, other),
             "launch_before": launch_before,
@@ -151,6 +153,38 @@ def _with_launches_of_graphs(rank: Rank) -> Rank:
         return rank
     with_launches = labelled.with_columns(launch_ns)
     return replace(rank, labelled=with_launches, launch_ns=to_int64(launch_ns, 0))
+
+
+class ReleasingCalls(NamedTuple):
+    """The calls in which a rank's host waits for the GPU, in the order in which they return."""
+
+    start_ns: Ints
+    end_ns: Ints
+    event: Ints
+    """The GPU event whose end released the host: the last one that ended during the call; -1: none
+    did, the host did not have to wait."""
+
+
+def find_releasing_calls(rank: Rank) -> ReleasingCalls:
+    """Return the calls in which the threads that launch GPU work wait for it."""
+    calls = rank.calls
+    blocks = calls["blocks"].to_numpy()
+    # Threads that launch GPU work, if recorded.
+    threads = rank.labelled["launch_tid"].unique().drop_nulls().to_numpy()
+    if len(threads):
+        blocks = blocks & (np.isin(to_int64(calls["tid"]), threads) | ~present(calls["tid"]))
+    rows = np.flatnonzero(blocks)
+    rows = rows[np.argsort(calls["end_ns"].to_numpy()[rows], kind="stable")]
+    start = calls["start_ns"].to_numpy()[rows]
+    end = calls["end_ns"].to_numpy()[rows]
+    # The GPU event that ended last before each call returned, if it ended during the call.
+    by_end = np.argsort(rank.end_ns, kind="stable")
+    event_end = rank.end_ns[by_end]
+    latest = np.searchsorted(event_end, end + END_TOLERANCE_NS, side="right") - 1
+    if not len(event_end):
+        return ReleasingCalls(start, end, np.full(len(rows), -1, np.int64))
+    has_waited = (latest >= 0) & (event_end[np.maximum(latest, 0)] >= start)
+    return ReleasingCalls(start, end, np.where(has_waited, by_end[latest], -1))
 
 
 def _find_releases(rank: Rank, order: Ints) -> tuple[Ints, Ints]:

@@ -8,7 +8,7 @@ import polars as pl
 from tracekit._util.text import percent, short_ms
 from tracekit.align.clocks import Clocks
 from tracekit.analysis import Analysis
-from tracekit.graph.critical_path.path import CriticalPath
+from tracekit.graph.critical_path import CriticalPath
 
 MIN_CLOCK_ERROR_SHARE = 0.01
 """How well clocks are known, as a share of the step, from which the badge is a caveat."""

@@ -144,7 +144,6 @@ def analyze(
         keep_events=timeline,
         stacks=bool(stacks),
         gpu=gpu,
-        graph=True,
     )
     roles_named_by_caller = isinstance(traces, Mapping)
 

@@ -95,7 +95,7 @@ class RankIngest:
         for part in parts:
             replays = None if part.capture is None else join_replays(part.events, part.capture)
             labelled, lost = classify_with_lost(part.events, rules=rules, replays=replays)
-            tables = rank_tables(part, labelled=labelled, lost=lost, graph=True)
+            tables = rank_tables(part, labelled=labelled, lost=lost)
             give_back_memory()  # for writing, which needs memory too
             entries.append(
                 write_rank(

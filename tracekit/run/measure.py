@@ -57,10 +57,8 @@ class SourceWorker:
     """Read Python frames, for the source lines of these events."""
     gpu: str | None = None
     """Name of the GPU, for traces that do not name it."""
-    graph: bool = False
-    """Keep what the events of each rank waited for (``whatif.event_graph``), to replay the run."""
     compress_graph: bool = False
-    """Keep that as it is in a store."""
+    """Keep what the events of each rank waited for (``graph.event_graph``) as it is in a store."""
 
     def for_ranks(self, count: int) -> SourceWorker:
         """Return the worker for a run of *count* ranks: those of large runs keep no events for the page's timeline."""
@@ -92,7 +90,6 @@ class SourceWorker:
             by=self.by,
             keep_events=self.keep_events,
             frames=frames,
-            graph=self.graph,
         )
         return _with_compressed_graph(tables) if self.compress_graph else tables
 
@@ -186,8 +183,6 @@ class SourceWorker:
     def as_asked_for(self, stored: RankTables, ref: SourceRef) -> RankTables:
         """Return tables of a store with what was asked for, and without what was not."""
         tables = stored if self.with_pipeline else replace(stored, pipeline=None)
-        if not self.graph:
-            tables = replace(tables, graph_events=None, graph_host_work=None)
         if self.keep_events:
             store = open_single_store(ref.path)
             tables = replace(tables, events=self._timeline(store, _rank_of(ref)))

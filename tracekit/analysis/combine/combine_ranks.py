@@ -51,7 +51,7 @@ from tracekit.documents.analysis import (
 from tracekit.documents.coding import table_schema
 from tracekit.errors import InputError, Notice
 from tracekit.graph.changes import NO_HOST_DELAY, WhatIfGraph, ranks_of_changes
-from tracekit.graph.critical_path.path import CriticalPath, join_cells
+from tracekit.graph.critical_path import CriticalPath, join_cells
 from tracekit.graph.pipeline import (
     fit_to_comparison,
     predict_microbatches,

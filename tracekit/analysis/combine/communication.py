@@ -34,7 +34,7 @@ from tracekit.documents.analysis import (
 )
 from tracekit.documents.coding import rows
 from tracekit.errors import Notice
-from tracekit.graph.critical_path.path import CriticalPath, critical_path
+from tracekit.graph.critical_path import CriticalPath, critical_path
 from tracekit.graph.event_graph import EventGraph
 from tracekit.metrics.bandwidth import bandwidth
 from tracekit.metrics.expert_balance import EXPERT_WORK, expert_cost, measure_expert_balance
@@ -107,16 +107,21 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
             ranks=[rank.source.rank for rank in ranks],
             all_recorded=_all_recorded(ranks),
         )
-        critical = critical_path(ranks, waited, members, clocks)
-        replayed = None
         parts: Sequence[RankTables] = ranks
-        if any(rank.graph_events is not None for rank in ranks):
-            replayed = choose_replayed_ranks(ranks, members, stragglers, named=changed_ranks)
+        replayed = choose_replayed_ranks(ranks, members, stragglers, named=changed_ranks)
         left_out: frozenset[int] = frozenset()
         if replayed is not None:
             parts = [rank for rank in ranks if rank.source.rank in replayed.ranks]
             left_out = frozenset(rank.source.rank for rank in ranks).difference(replayed.ranks)
         graph = EventGraph.build(parts, operations, members, clocks, ranks_left_out=left_out)
+        critical = critical_path(
+            graph,
+            ranks,
+            waited,
+            members,
+            clocks,
+            exposed={rank.source.rank: rank.window.exposed for rank in ranks},
+        )
         return cls(
             waited,
             lost,

@@ -28,7 +28,7 @@ from tracekit.classify.classify_events import classify_lost_kernels, classify_wi
 from tracekit.classify.graph_replays import join_replays
 from tracekit.documents.analysis import Budget, TimedStep
 from tracekit.errors import Notice
-from tracekit.graph.critical_path.pieces import PathTables, TableInMemory, find_path_pieces
+from tracekit.graph.loadable import GraphTables, TableInMemory
 from tracekit.graph.rank_events import find_host_work, find_rank_events
 from tracekit.graph.recording_cost import find_recording_cost
 from tracekit.intervals import Intervals, union_of
@@ -114,7 +114,7 @@ class Measures:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class RankTables(PathTables):
+class RankTables(GraphTables):
     """The measured tables of one rank, small and picklable."""
 
     window: Measures
@@ -257,7 +257,6 @@ def rank_tables(
     by: str | None = None,
     keep_events: bool = False,
     frames: pl.DataFrame | None = None,
-    graph: bool = False,
 ) -> RankTables:
     """Label and measure one rank: ``label_rank``, then ``measure_rank``.
 
@@ -277,7 +276,6 @@ def rank_tables(
         by=by,
         keep_events=keep_events,
         frames=frames,
-        graph=graph,
     )
 
 
@@ -289,7 +287,6 @@ def measure_rank(
     by: str | None = None,
     keep_events: bool = False,
     frames: pl.DataFrame | None = None,
-    graph: bool = False,
 ) -> RankTables:
     """Measure one rank.
 
@@ -300,7 +297,6 @@ def measure_rank(
         by: Add its time by ``layer``, ``module``, ``annotation`` or ``shape``.
         keep_events: Keep its single events, for the page.
         frames: Its Python frames, for the source lines of the events.
-        graph: Keep its events with what each waited for, to ask what a change would give.
 
     """
     rank = labelled_rank.rank
@@ -330,7 +326,6 @@ def measure_rank(
         rules=labelled_rank.rules,
         by=by,
         frames=frames,
-        graph=graph,
     )
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
     events = None
@@ -411,7 +406,6 @@ def _measure_gpu_events(
     rules: RuleBook | None,
     by: str | None,
     frames: pl.DataFrame | None,
-    graph: bool,
 ) -> RankTables:
     """Measure the labelled GPU events of the selected steps, over the whole window and by step.
 
@@ -431,7 +425,6 @@ def _measure_gpu_events(
     window = by_step = _measure_parts(work, lanes, None, recording)
     link_gb_s = None if device is None else host_link_gb_s(device)
     copy_table = copies(window.labels, lanes.exposed, link_gb_s=link_gb_s)
-    path = find_path_pieces(work, lanes.exposed, steps=steps, busy=lanes.busy)
     hiding = measure_overlap_costs(gpu_events, lanes, texts=work.texts)
     launching = host.on_threads(gpu_events["launch_tid"].drop_nulls().unique().to_numpy())
     frames_of_rank = find_frames(rank.events)
@@ -478,7 +471,7 @@ def _measure_gpu_events(
     compute_ns = np.array([budget.compute_ns for budget in by_step.budgets], np.int64)
     graph_events = None
     host_work = None
-    if graph and len(gpu_events):
+    if len(gpu_events):
         launching_ops = gpu_events["op"].unique().drop_nulls().cast(pl.String)
         stalls = find_stalls(rank.events, launching_ops)
         cost = None
@@ -511,7 +504,6 @@ def _measure_gpu_events(
         kernels=kernel_table(gpu_events),
         reasons=kernel_reasons(gpu_events, rank=rank.source.rank, rules=rules),
         shapes=shape_list(rank.events),
-        path=TableInMemory(path),
         instead=host_activity,
         inside_launch_ns=inside_launch_ns,
         host_time=host_time,

@@ -21,7 +21,7 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.measure import rank_timeline
 from tracekit.analysis.measure.rank_timeline import RankTimeline
 from tracekit.documents import page as documents
-from tracekit.graph.critical_path.path import CriticalPath
+from tracekit.graph.critical_path import CriticalPath
 from tracekit.intervals import union
 from tracekit.memory.measures import MEMORY_CURVE
 from tracekit.metrics import label_intervals

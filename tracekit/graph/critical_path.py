@@ -1,9 +1,8 @@
 """The critical path across ranks: from a step's end back to its start, a chain of work in which nothing waited.
 
-On a rank the walk follows start constraints (``critical_path.pieces``). In a communication it
-continues with the rank that arrived last: after its arrival the transfer ran (a segment of the rank
-whose work waited for it), before it every member waited for what that rank was doing. Segments
-follow each other without a gap or an overlap, so that they sum to the step to the nanosecond.
+It is a walk over the replayed events (``walks``), each of which knows what it waited for last.
+Segments follow each other without a gap or an overlap, so that they sum to the step to the
+nanosecond. Of a large run it is the path over the ranks whose events are replayed.
 """
 
 from __future__ import annotations
@@ -12,52 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
 import polars as pl
 
 from tracekit.align.clocks import Clocks
 from tracekit.documents.analysis import PathTotals, Slack
 from tracekit.documents.coding import rows, table_schema
 from tracekit.errors import Notice, NoticeValues
-from tracekit.graph.critical_path.links import (
-    SEGMENT_KINDS,
-    OperationArrivals,
-    Pieces,
-    Walks,
-    walk_back,
-)
-from tracekit.graph.critical_path.pieces import PathTables
+from tracekit.graph.constants import MAX_HOLE_SHARE
+from tracekit.graph.event_graph import EventGraph
+from tracekit.graph.loadable import GraphTables
+from tracekit.graph.path_segments import SEGMENTS, describe_segments, walk_recorded_steps
 from tracekit.metrics.causes import with_peers
 from tracekit.pipeline.against_ideal import ScheduleComparison
 from tracekit.schema import conform
 
-SEGMENTS = pl.Schema(
-    {
-        "step": pl.Int64(),
-        "rank": pl.Int32(),
-        "kind": pl.String(),  # cell, kernel, copy, collective, message, launch, host or unknown
-        "what": pl.String(),
-        "chain": pl.String(),  # operators around the launch, outermost first
-        "launched": pl.String(),  # of launches and host work: the GPU event that was launched
-        "label": pl.String(),
-        "cause": pl.String(),  # of exposed communication and copies: cause of the exposure
-        "stage": pl.Int32(),
-        "peer": pl.Int32(),  # of communication: the rank that arrived last, where the path continues
-        "start_ns": pl.Int64(),  # on the common clock
-        "end_ns": pl.Int64(),
-        "idle_ns": pl.Int64(),
-        "exposed_ns": pl.Int64(),
-        "uncertain": pl.Boolean(),  # the path may run along another rank here: clocks do not tell who arrived last
-    }
-)
-"""The critical path, in order of time: each segment starts where the one before it ends."""
 SLACK = table_schema(Slack)
-
-MAX_HOLE_SHARE = 0.5
-"""Share of the path in operations that a peer's trace lacks, from which it is unknown whether it
-runs through them."""
-_JOINED_KINDS = ("kernel", "copy", "host")
-"""Kinds of which neighbouring segments with the same label are joined."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,29 +218,31 @@ def _join_by_cell(segments: pl.DataFrame, cells: pl.DataFrame) -> pl.DataFrame:
 
 
 def critical_path(
-    parts: Sequence[PathTables], operations: pl.DataFrame, members: pl.DataFrame, clocks: Clocks
+    graph: EventGraph | None,
+    parts: Sequence[GraphTables],
+    operations: pl.DataFrame,
+    members: pl.DataFrame,
+    clocks: Clocks,
+    *,
+    exposed: Mapping[int, pl.DataFrame],
 ) -> CriticalPath:
     """Return the critical path of every step.
 
     Args:
+        graph: The events of all ranks, or of those replayed; None if no rank has events.
         parts: Tables of all ranks.
         operations: Operations of all ranks, in order of rank. Those that only a rank with a trace
             lacks have a ``hole`` (``metrics.operations.add_waits``), if it has that column.
-        members: Matched operations (``align.matching.MEMBERS``), whose ``row`` is a row of
-            *operations*.
+        members: Matched operations with their waits (``align.waits.with_waits``), whose ``row`` is a
+            row of *operations*.
         clocks: Clock offsets of the ranks.
+        exposed: Exposed time by cause of each rank (``metrics.causes.PIECES``).
 
     """
-    pieces = Pieces.build(parts, operations, clocks)
-    walks = walk_back(pieces, OperationArrivals.find(pieces.row, members, clocks))
-    segments = _build_segments(pieces, walks)
-    slack = _measure_slack(pieces, walks)
-    stops = [
-        (step, *stop)
-        for step, stop in zip(pieces.steps, walks.stopped, strict=True)
-        if stop is not None
-    ]
-    longest_stop = max(stops, key=lambda stop: stop[2], default=None)
+    if graph is None:
+        return CriticalPath(SEGMENTS.to_frame(), SEGMENTS.to_frame(), SLACK.to_frame())
+    walk = walk_recorded_steps(graph, members, clocks)
+    segments = describe_segments(graph, walk, exposed, clocks)
     unmatched = operations.filter(~pl.int_range(pl.len()).is_in(members["row"].unique().implode()))
     unknown_labels = labels_with_unknown_path(
         clocks.align(unmatched, "start_ns", "end_ns"), segments
@@ -280,9 +250,32 @@ def critical_path(
     without_launches = [part.source.rank for part in parts if not part.launches_known]
     all_recorded = len(parts) >= max((part.source.world_size or 0 for part in parts), default=0)
     notices = tuple(
-        _notices(longest_stop, unknown_labels, without_launches, all_recorded=all_recorded)
+        _notices(_longest_stop(walk), unknown_labels, without_launches, all_recorded=all_recorded)
     )
+    slack = _measure_slack(graph, walk)
     return _with_doubts(CriticalPath(segments, segments, slack, notices, unknown_labels))
+
+
+def _longest_stop(walk: pl.DataFrame) -> tuple[int | None, int, int] | None:
+    """Return step, rank and remaining time of the walk that ended furthest from its step's start; None if none did."""
+    stops = walk.filter(pl.col("kind") == "nothing").select(
+        "step", "rank", ns=pl.col("end_ns") - pl.col("start_ns")
+    )
+    return None if stops.is_empty() else stops.sort("ns").row(-1)
+
+
+def _measure_slack(graph: EventGraph, walk: pl.DataFrame) -> pl.DataFrame:
+    """Return ``SLACK``: a row for every step and rank."""
+    key = ["step", "rank"]
+    path_ns = walk.group_by(key).agg(path_ns=(pl.col("end_ns") - pl.col("start_ns")).sum())
+    margins = walk.drop_nulls("margin_ns").group_by(key)
+    slack = margins.agg(slack_ns=pl.col("margin_ns").min(), operations=pl.len().cast(pl.Int64))
+    steps = pl.DataFrame({"step": pl.Series(graph.steps, dtype=pl.Int64)})
+    ranks = pl.DataFrame({"rank": pl.Series(graph.ranks, dtype=pl.Int32)})
+    table = steps.join(ranks, how="cross", maintain_order="left_right")
+    for measured in (path_ns, slack):
+        table = table.join(measured, on=key, how="left", nulls_equal=True, maintain_order="left")
+    return conform(table.with_columns(pl.col("path_ns", "operations").fill_null(0)), SLACK)
 
 
 def labels_with_unknown_path(unmatched: pl.DataFrame, segments: pl.DataFrame) -> frozenset[str]:
@@ -326,88 +319,6 @@ def _with_doubts(path: CriticalPath) -> CriticalPath:
         values={"uncertain_ns": int(path.uncertain_ns)},
     )
     return replace(path, notices=(*path.notices, uncertain))
-
-
-def _build_segments(pieces: Pieces, walks: Walks) -> pl.DataFrame:
-    """Return ``SEGMENTS`` in order of time.
-
-    Neighbouring kernels, copies or host work of one label are joined.
-    """
-    if walks.segments.is_empty():
-        return SEGMENTS.to_frame()
-    ranks = pl.Series([*pieces.ranks, None], dtype=pl.Int32)  # the last element is for no peer (-1)
-    ns = pl.col("end") - pl.col("start")
-    # Each walk went back in time: reverse it within its step.
-    ordered = walks.segments.reverse().sort("step", maintain_order=True)
-    piece = ordered["piece"].to_numpy()
-    table = pl.concat(
-        [
-            ordered.with_columns(rank_index=pl.Series(pieces.rank_index(piece))),
-            pieces.describe(piece),
-        ],
-        how="horizontal",
-    )
-    joined_kinds = [SEGMENT_KINDS.index(kind) for kind in _JOINED_KINDS]
-    identity = pl.col("step", "kind", "rank_index", "label", "uncertain")
-    is_same = pl.all_horizontal(identity.eq_missing(identity.shift(1)))
-    joins = pl.col("kind").is_in(joined_kinds) & is_same & (pl.int_range(pl.len()) > 0)
-    joined = (
-        table.with_columns(joined=(~joins).cum_sum(), ns=ns)
-        .sort("joined", "ns", maintain_order=True)
-        .group_by("joined", maintain_order=True)
-        .agg(
-            pl.col("step", "rank_index", "kind", "label", "peer", "uncertain").first(),
-            pl.col("start").min(),
-            pl.col("end").max(),
-            # Of the longest; of several as long, of the last.
-            pl.col("what", "chain", "launched").last(),
-            # A walk may enter a piece in its middle: no more of it than the segment counts.
-            idle_ns=pl.min_horizontal("idle_ns", "ns").sum(),
-            exposed_ns=pl.min_horizontal("exposed_ns", "ns").sum(),
-        )
-    )
-    return conform(
-        joined.select(
-            step=pieces.steps.gather(joined["step"]),
-            rank=ranks.gather(joined["rank_index"]),
-            kind=pl.Series(SEGMENT_KINDS).gather(joined["kind"]),
-            what="what",
-            chain="chain",
-            launched="launched",
-            label="label",
-            peer=ranks.gather(joined["peer"].replace(-1, len(ranks) - 1)),
-            start_ns="start",
-            end_ns="end",
-            idle_ns="idle_ns",
-            exposed_ns="exposed_ns",
-            uncertain="uncertain",
-        ),
-        SEGMENTS,
-    )
-
-
-def _measure_slack(pieces: Pieces, walks: Walks) -> pl.DataFrame:
-    """Return ``SLACK``: a row for every step and rank."""
-    steps, ranks = walks.least_margin.shape
-    step = walks.segments["step"].to_numpy()
-    piece = walks.segments["piece"].to_numpy()
-    start = walks.segments["start"].to_numpy()
-    end = walks.segments["end"].to_numpy()
-    path_ns = np.zeros((steps, ranks), np.int64)
-    np.add.at(path_ns, (step, pieces.rank_index(piece)), end - start)
-    operations = walks.operations.ravel()
-    table = pl.DataFrame(
-        {
-            "step": pieces.steps.gather(np.repeat(np.arange(steps), ranks)),
-            "rank": pl.Series(pieces.ranks * steps, dtype=pl.Int32),
-            "path_ns": path_ns.ravel(),
-            "slack_ns": walks.least_margin.ravel(),
-            "operations": operations,
-        }
-    )
-    return conform(
-        table.with_columns(slack_ns=pl.when(pl.col("operations") > 0).then("slack_ns")), SLACK
-    )
 
 
 def _notices(
