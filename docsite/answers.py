@@ -11,13 +11,16 @@ import re
 import shlex
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from typer.testing import CliRunner
 
+from docsite.finding_examples import example_of
 from tracekit.cli import make_app
 from tracekit.documents.findings import Finding
 from tracekit.report.findings import finding_texts
+from tracekit.run.findings import all_kinds
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTHS = {"README.md": 90, "docs/gallery.md": 90, "docs/gate.md": 120}
@@ -107,10 +110,17 @@ def fill_examples(text: str) -> str:
         if example is None:
             lines.append(line)
             continue
-        finding = msgspec.convert({"cost_ns": 1, "share": 1.0, **example}, Finding)
-        sentence = finding_texts(finding).text.replace("_", r"\_")
+        sentence = _sentence({"cost_ns": 1, "share": 1.0, **example}).replace("_", r"\_")
         lines.append(f"{cells[0]} | {cells[1]} | {sentence} |")
     return "\n".join(lines)
+
+
+def _sentence(example: dict[str, Any]) -> str:
+    if any(code == example["code"] for code, _ in all_kinds()):
+        figures = {**example, **example.get("evidence", {})}
+        figures.pop("evidence", None)
+        return example_of(**figures).text()
+    return finding_texts(msgspec.convert(example, Finding)).text
 
 
 def main() -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from docsite.finding_examples import example_of
 from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.documents.analysis import ChangedStep
-from tracekit.documents.findings import MIN_SHARE_TO_SHOW, Finding
+from tracekit.documents.findings import MIN_SHARE_TO_SHOW
 from tracekit.findings.collect import _is_said_of_a_rank, _relate, likely_ns
 from tracekit.report.write import render_json
 
@@ -142,9 +143,9 @@ class Replays:
         return ns / 1_000
 
 
-def saving_finding(change, saves_ns, least_ns):
-    return Finding(
-        code="host_sync",
+def saving_finding(change, saves_ns, least_ns, code="host_sync"):
+    return example_of(
+        code,
         cost_ns=saves_ns,
         share=saves_ns / 1_000,
         change=change,
@@ -156,7 +157,7 @@ def saving_finding(change, saves_ns, least_ns):
 def test_what_another_finding_does_as_well_comes_after_what_saves_more():
     """The second saves nothing after the first, which is certain; the third, without a change, still may."""
     first, second = saving_finding("a", 300, 200), saving_finding("b", 250, 0)
-    third = Finding(code="slow_kernel", cost_ns=100, share=0.1)
+    third = example_of("slow_kernel", cost_ns=100, share=0.1)
     ordered = _relate(Replays({"a": 300, "b": 250}), [first, second, third])
     assert [finding.change for finding in ordered] == ["a", None, "b"]
     assert [finding.saves_after_ns for finding in ordered] == [300, None, 0]
@@ -201,8 +202,8 @@ def test_of_two_bounds_about_the_same_time_the_one_with_the_higher_lower_end_com
 def test_a_host_that_shares_its_cores_hears_that_before_what_it_therefore_does_slowly(
     stalls_save_ns, codes
 ):
-    launching = replace(saving_finding("a", 300, 0), code="launch_bound")
-    stalls = replace(saving_finding("b", stalls_save_ns, 0), code="busy_cpu")
+    launching = saving_finding("a", 300, 0, "launch_bound")
+    stalls = saving_finding("b", stalls_save_ns, 0, "busy_cpu")
     ordered = _relate(Replays({"a": 300, "b": stalls_save_ns}), [launching, stalls])
     assert [finding.code for finding in ordered] == codes
 
@@ -210,17 +211,13 @@ def test_a_host_that_shares_its_cores_hears_that_before_what_it_therefore_does_s
 def test_what_a_bound_might_do_as_well_keeps_its_place():
     """The first may save nothing: then the second saves all of its own."""
     first, second = saving_finding("a", 300, 0), saving_finding("b", 250, 0)
-    third = Finding(code="slow_kernel", cost_ns=100, share=0.1)
+    third = example_of("slow_kernel", cost_ns=100, share=0.1)
     ordered = _relate(Replays({"a": 300, "b": 250}), [first, second, third])
     assert [finding.change for finding in ordered] == ["a", "b", None]
 
 
-WAITING = Finding(
-    code="exposed_comm",
-    case="peer_late",
-    cost_ns=100,
-    share=0.1,
-    evidence={"label": "dp_comm", "wait_share": 0.9},
+WAITING = example_of(
+    "exposed_comm", "peer_late", cost_ns=100, share=0.1, label="dp_comm", wait_share=0.9
 )
 
 
@@ -232,7 +229,7 @@ def test_waiting_is_no_finding_where_one_about_a_late_rank_tells_of_half_of_it(
     late_ns, label, is_said
 ):
     evidence = {"late_ns": late_ns, "label": label, "late_steps": 2, "recorded_steps": 4}
-    late = Finding(code="late_host", cost_ns=50, share=0.05, ranks=(3,), evidence=evidence)
+    late = example_of("late_host", cost_ns=50, share=0.05, ranks=(3,), **evidence)
     assert _is_said_of_a_rank(WAITING, [WAITING, late]) is is_said
     assert not _is_said_of_a_rank(late, [WAITING, late])
 

@@ -12,11 +12,11 @@ from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.documents.analysis import ChangedStep
 from tracekit.findings.communication import (
+    RepeatedReduction,
     causes_without_profiler,
     count_repetitions,
     drop_single_sizes,
     longest_operations,
-    repeated_reductions,
 )
 from tracekit.findings.context import Context
 from tracekit.schema import COPY_LABELS
@@ -78,9 +78,9 @@ ONCE_PER_MICROBATCH = ([8, 4] * 4, [10, 12, 30, 32, 50, 52, 70, 72], [0, 20, 40,
 
 
 def test_gradients_reduced_after_each_of_four_micro_batches_cost_three_quarters_of_their_exposed_time():
-    (finding,) = repeated_reductions(reduction_context(*ONCE_PER_MICROBATCH, steps=(0, 1)))
-    assert finding.evidence["times_per_step"] == 4
-    assert finding.evidence["bytes_per_step"] == 48
+    (finding,) = RepeatedReduction.find(reduction_context(*ONCE_PER_MICROBATCH, steps=(0, 1)))
+    assert finding.times_per_step == 4
+    assert finding.bytes_per_step == 48
     assert (finding.cost_ns, finding.share) == (90, 0.45)
     assert (finding.change, finding.saves_ns, finding.saves_range_ns) == (
         "dp_comm x0.25",
@@ -105,11 +105,11 @@ def test_a_kernel_that_one_rank_lost_does_not_hide_what_the_other_shows(lost, ti
     context.analysis.tables["timeline"] = pl.concat(
         [timeline, timeline.with_columns(rank=pl.lit(1, timeline["rank"].dtype))]
     )
-    assert [finding.evidence["times_per_step"] for finding in repeated_reductions(context)] == times
+    assert [finding.times_per_step for finding in RepeatedReduction.find(context)] == times
 
 
 def test_buckets_of_equal_size_within_one_backward_are_no_repetition():
-    assert not list(repeated_reductions(reduction_context([8, 8, 8, 8], [10, 12, 14, 16], [0])))
+    assert not list(RepeatedReduction.find(reduction_context([8, 8, 8, 8], [10, 12, 14, 16], [0])))
 
 
 def test_a_step_without_the_repetition_means_that_there_is_none():

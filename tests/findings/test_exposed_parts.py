@@ -9,11 +9,11 @@ import pytest
 
 from tracekit.findings import communication
 from tracekit.findings.communication import (
+    ExposedTransfers,
     Remedy,
     _exposed_case,
     _transfer,
     _transfer_rate,
-    exposed_findings,
 )
 from tracekit.findings.context import Context
 
@@ -36,7 +36,7 @@ def found(
         analysis=SimpleNamespace(schedule=schedule, total=SimpleNamespace(wait_ns=waits)),
         free_exposed_share=lambda label: free_share,
     )
-    return dict(exposed_findings(context))
+    return dict(ExposedTransfers.find(context))
 
 
 GAP = SimpleNamespace(gap_ns=5)

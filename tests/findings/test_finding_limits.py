@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
-from tracekit.documents.findings import Finding
+from docsite.finding_examples import example_of
 from tracekit.findings import ranks, remedies
 from tracekit.findings.communication import Remedy, _best_remedy
 from tracekit.findings.kernels import _device, _multiprocessors, _slower_than, reason_of
-from tracekit.findings.recording import unexplained_idle
+from tracekit.findings.recording import UnexplainedIdle
 from tracekit.graph.changes import NO_HOST_DELAY
 
 
@@ -21,6 +21,7 @@ def idle_context(
     has_host_calls=True,
     has_stacks=False,
     has_unread_stacks=False,
+    found=(),
     **total,
 ):
     """A step of 1,000 ns, 100 of them idle."""
@@ -32,17 +33,20 @@ def idle_context(
         analysis=SimpleNamespace(
             total=SimpleNamespace(**known),
             role_results=SimpleNamespace(roles=known.pop("roles", ())),
+            tables={"steps": pl.DataFrame({"rank": [0], "start_ns": [1], "end_ns": [1_002]})},
         ),
         step=SimpleNamespace(budget=SimpleNamespace(idle_ns=100), free=free, is_marked=True),
         has_host_calls=has_host_calls,
         has_stacks=has_stacks,
         has_unread_stacks=has_unread_stacks,
+        found=found,
+        captured_launches=0,
         share=lambda ns: ns / 1_000,
     )
 
 
 def host_finding(code, cost_ns):
-    return Finding(code=code, case="", cost_ns=cost_ns, share=cost_ns / 1_000)
+    return example_of(code, cost_ns=cost_ns, share=cost_ns / 1_000)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,7 @@ def host_finding(code, cost_ns):
     ],
 )
 def test_idle_time_beyond_a_twentieth_that_no_finding_explains_is_stated(context, findings, stated):
-    found = list(unexplained_idle(idle_context(**context), findings))
+    found = list(UnexplainedIdle.find(idle_context(**context, found=findings)))
     assert [(finding.case, finding.cost_ns) for finding in found] == (
         [] if stated is None else [stated]
     )
@@ -146,7 +150,7 @@ def test_multiprocessors_are_the_fewest_of_all_ranks(counts, fewest):
     assert _multiprocessors(SimpleNamespace(analysis=SimpleNamespace(sources=sources))) == fewest
 
 
-def advised(monkeypatch, code, change, *, events=16, **predicted):
+def advised(monkeypatch, kind, *, events=16, **predicted):
     """The findings of a change that is predicted to save 50 of 1,000 ns of work of this many kernels."""
     saving = {
         "measured_ns": 1_000,
@@ -158,7 +162,9 @@ def advised(monkeypatch, code, change, *, events=16, **predicted):
     monkeypatch.setattr(
         remedies, "select_remedies", lambda graph, change: pl.DataFrame({"event": [1]})
     )
-    work = remedies._Changed(ns=300.0, events=events, whats=("norm", "loss"), op="op", module=None)
+    work = remedies.ChangedWork(
+        ns=300.0, events=events, whats=("norm", "loss"), op="op", module=None
+    )
     monkeypatch.setattr(remedies, "_changed_work", lambda context, change: work)
     monkeypatch.setattr(remedies, "_places", lambda context, graph, change: ())
     context = SimpleNamespace(
@@ -169,34 +175,31 @@ def advised(monkeypatch, code, change, *, events=16, **predicted):
         vendor="NVIDIA",
     )
     return [
-        (finding.case, finding.cost_ns, finding.saves_ns, finding.saves_range_ns)
-        for finding in remedies._finding(context, code, change)
+        (finding.variant, finding.cost_ns, finding.saves_ns, finding.saves_range_ns)
+        for finding in kind.find(context)
     ]
 
 
 @pytest.mark.parametrize(
-    ("code", "change", "options", "found"),
+    ("kind", "options", "found"),
     [
-        ("unfused", remedies.FUSE, {}, ("norm", 300, 50, (20, 80))),
-        ("unfused", remedies.FUSE, {"events": 15}, None),  # a mask or a position
-        ("attention", "fused attention", {"events": 15}, ("norm", 300, 50, (20, 80))),
-        ("unfused", remedies.FUSE_LOSS, {"events": 1}, ("norm", 300, 50, (20, 80))),
-        ("attention", "fused attention", {"saves_ns": 49}, None),
-        ("attention", "fused attention", {"saves_ns": None}, None),
+        (remedies.Unfused, {}, ("norm", 300, 50, (20, 80))),
+        (remedies.Unfused, {"events": 15}, None),  # a mask or a position
+        (remedies.AttentionWrittenOut, {"events": 15}, ("norm", 300, 50, (20, 80))),
+        (remedies.UnfusedLoss, {"events": 1}, ("", 300, 50, (20, 80))),
+        (remedies.AttentionWrittenOut, {"saves_ns": 49}, None),
+        (remedies.AttentionWrittenOut, {"saves_ns": None}, None),
         (
-            "attention",
-            "fused attention",
+            remedies.AttentionWrittenOut,
             {"free_ns": 980, "saves_ns": 49},
             ("norm", 300, 49, (20, 80)),
         ),
-        ("attention", "fused attention", {"free_ns": 2_000, "saves_ns": 99}, None),
-        ("busy_cpu", "free cpu", {}, ("norm", 300, 50, (0, 50))),
+        (remedies.AttentionWrittenOut, {"free_ns": 2_000, "saves_ns": 99}, None),
+        (remedies.BusyCpu, {}, ("", 300, 50, (0, 50))),
     ],
 )
-def test_a_change_that_saves_a_twentieth_of_the_step_is_advised(
-    monkeypatch, code, change, options, found
-):
-    assert advised(monkeypatch, code, change, **options) == ([] if found is None else [found])
+def test_a_change_that_saves_a_twentieth_of_the_step_is_advised(monkeypatch, kind, options, found):
+    assert advised(monkeypatch, kind, **options) == ([] if found is None else [found])
 
 
 @pytest.mark.parametrize(

@@ -45,20 +45,20 @@ def costs(monkeypatch, means, *, idle_known=True, confirmed_ns=None):
     """What each finding costs; at most *confirmed_ns* of an activity are what the replay without it saves."""
     monkeypatch.setattr(host, "_StepMeans", lambda context: means)
     monkeypatch.setattr(
-        host, "_launch_bound", lambda context, means, ns, **_: Cost("launch_bound", round(ns))
+        host.LaunchBound, "of", lambda context, means, ns, **_: Cost("launch_bound", round(ns))
     )
     unused_parameters = Cost("unused_parameters", 0)
-    monkeypatch.setattr(host, "_unused_parameters", lambda context, means: unused_parameters)
+    monkeypatch.setattr(host.SearchBesideWork, "of", lambda context, means: unused_parameters)
 
     def offence(context, means, code, ns, gpu_ns):
         cost_ns = ns if confirmed_ns is None else min(ns, confirmed_ns)
         return Cost(code, round(cost_ns)) if cost_ns > 0 else None
 
-    monkeypatch.setattr(host, "_offence", offence)
+    monkeypatch.setattr(host, "_activity", offence)
     analysis = SimpleNamespace(
         total=SimpleNamespace(idle_known=idle_known), tables={"host_time": pl.DataFrame({"a": [1]})}
     )
-    return dict(host.host_findings(SimpleNamespace(analysis=analysis)))
+    return dict(host.HostFinding.find(SimpleNamespace(analysis=analysis)))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,6 @@ def test_nothing_is_said_where_idle_time_is_not_known(monkeypatch):
 
 
 def offence(monkeypatch, cost_ns, *, can_replay=False, saves=None, gpu_ns=600):
-    monkeypatch.setattr(host, "_case", lambda context, code, row: "")
     monkeypatch.setattr(host, "_places", lambda context, code: ())
     predicted = None
     if saves is not None:
@@ -134,12 +133,12 @@ def offence(monkeypatch, cost_ns, *, can_replay=False, saves=None, gpu_ns=600):
         share=lambda ns: ns / 1_000,
     )
     means = Means({"compile": (300, 80, 0)})
-    found = host._offence(context, means, "compile", cost_ns, gpu_ns)
+    found = host._activity(context, means, "compile", cost_ns, gpu_ns)
     return found and (
         found.cost_ns,
         found.saves_ns,
         found.saves_range_ns,
-        found.evidence["idle_after_ns"],
+        found.idle_after_ns,
     )
 
 

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
-from tracekit.findings.pipeline import COMMUNICATION_CAUSES, NOT_REMOVABLE, schedule_findings
-from tracekit.report.findings import with_sentences
+from tracekit.findings.pipeline import COMMUNICATION_CAUSES, NOT_REMOVABLE, ScheduleGap
 
 OPERATIONS = pl.DataFrame(
     {
@@ -66,25 +65,25 @@ def context(
 def test_a_gap_costs_what_is_left_of_it_without_the_profiler():
     """Half of the waiting for messages and a tenth of the late launches; unequal stages stay as they are."""
     gap_ns = {"p2p": 300, "host": 6_000, "imbalance": 500}
-    findings = schedule_findings(context(gap_ns, saves_ns=10, free_shares=(0.5, 0.1)))
-    costs = {finding.case: (finding.cost_ns, finding.evidence["part_ns"]) for finding in findings}
+    findings = ScheduleGap.find(context(gap_ns, saves_ns=10, free_shares=(0.5, 0.1)))
+    costs = {finding.case: (finding.cost_ns, finding.part_ns) for finding in findings}
     assert costs == {"p2p": (150, 300), "host": (600, 6_000), "imbalance": (500, 500)}
 
 
 def test_a_gap_costs_no_more_than_the_step():
-    (finding,) = schedule_findings(context({"host": 6_000}, saves_ns=10))
+    (finding,) = ScheduleGap.find(context({"host": 6_000}, saves_ns=10))
     assert (finding.cost_ns, finding.share) == (2_000, 1.0)
 
 
 def test_each_removable_part_of_the_gap_is_a_finding_that_saves_what_its_change_does():
-    (finding,) = schedule_findings(context({"p2p": 300, "unexplained": 50}, saves_ns=400))
+    (finding,) = ScheduleGap.find(context({"p2p": 300, "unexplained": 50}, saves_ns=400))
     assert (finding.case, finding.cost_ns, finding.saves_ns, finding.change) == (
         "p2p",
         300,
         400,
         "hide pp_comm",
     )
-    assert finding.evidence["gap_ns"] == 350
+    assert finding.gap_ns == 350
     assert [(location.rank, location.name) for location in finding.where] == [
         (0, "send"),
         (1, "recv"),
@@ -93,34 +92,32 @@ def test_each_removable_part_of_the_gap_is_a_finding_that_saves_what_its_change_
 
 @pytest.mark.parametrize("cause", [*NOT_REMOVABLE, *COMMUNICATION_CAUSES])
 def test_what_no_change_of_the_schedule_removes_is_no_finding_of_it(cause):
-    assert not list(schedule_findings(context({cause: 300}, saves_ns=300)))
+    assert not list(ScheduleGap.find(context({cause: 300}, saves_ns=300)))
 
 
 def test_a_part_of_nothing_is_no_finding():
-    assert not list(schedule_findings(context({"imbalance": 0, "host": -5})))
-    (finding,) = schedule_findings(context({"imbalance": 1, "host": -5}))
+    assert not list(ScheduleGap.find(context({"imbalance": 0, "host": -5})))
+    (finding,) = ScheduleGap.find(context({"imbalance": 1, "host": -5}))
     assert finding.cost_ns == 1
 
 
 def test_a_late_host_under_cuda_graphs_gets_no_advice_to_use_them():
-    (finding,) = schedule_findings(context({"host": 10}, graphs=True))
+    (finding,) = ScheduleGap.find(context({"host": 10}, graphs=True))
     assert finding.case == "host_under_graphs"
-    assert "fewer and larger graphs" in with_sentences([finding])[0].advice
+    assert "fewer and larger graphs" in finding.advice()
 
 
 @pytest.mark.parametrize(("bubble", "cases"), [(0.055, ["own_bubble"]), (0.045, [])])
 def test_a_bubble_of_a_twentieth_is_a_finding(bubble, cases):
-    assert [
-        finding.case for finding in schedule_findings(context({}, ideal_bubble=bubble))
-    ] == cases
+    assert [finding.case for finding in ScheduleGap.find(context({}, ideal_bubble=bubble))] == cases
 
 
 def test_the_bubble_of_a_schedule_that_does_not_match_is_not_its_own():
-    assert not list(schedule_findings(context({}, ideal_bubble=0.3, exact=False)))
+    assert not list(ScheduleGap.find(context({}, ideal_bubble=0.3, exact=False)))
 
 
 def test_a_bubble_has_no_predicted_saving():
-    (finding,) = schedule_findings(context({}, ideal_bubble=0.25))
+    (finding,) = ScheduleGap.find(context({}, ideal_bubble=0.25))
     assert (finding.cost_ns, finding.saves_ns, finding.certain) == (250, None, "possible")
 
 
@@ -135,11 +132,11 @@ def test_messages_that_save_little_because_hosts_take_as_long_are_judged_with_ea
         EARLIER: changed_step(20, ("pp_comm", 700)),
         HIDDEN + EARLIER: changed_step(350, ("dgrad", 500), change="hide pp_comm, no host delay"),
     }
-    messages, host = schedule_findings(context({"p2p": 300, "host": 40}, predictions=predictions))
+    messages, host = ScheduleGap.find(context({"p2p": 300, "host": 40}, predictions=predictions))
     assert (messages.case, messages.change) == ("p2p_and_host", "hide pp_comm, no host delay")
     assert (messages.cost_ns, messages.saves_ns) == (340, 350)  # of both parts of the gap
-    assert messages.evidence["messages_alone_ns"] == 30
-    assert "do both" in with_sentences([messages])[0].advice
+    assert messages.messages_alone_ns == 30
+    assert "do both" in messages.advice()
     assert (host.case, host.saves_ns) == ("host", 20)
 
 
@@ -149,7 +146,7 @@ def test_hosts_that_would_save_as_much_alone_are_not_asked_for_together_with_mes
         EARLIER: changed_step(20),
         HIDDEN + EARLIER: changed_step(50, change="hide pp_comm, no host delay"),
     }
-    (finding,) = schedule_findings(context({"p2p": 300}, predictions=predictions))
+    (finding,) = ScheduleGap.find(context({"p2p": 300}, predictions=predictions))
     assert (finding.case, finding.saves_ns, finding.change) == ("p2p", 30, "hide pp_comm")
 
 
@@ -159,7 +156,7 @@ def test_earlier_hosts_are_not_asked_for_where_compute_takes_longest():
         EARLIER: changed_step(20),
         HIDDEN + EARLIER: changed_step(290),
     }
-    (finding,) = schedule_findings(context({"p2p": 300}, predictions=predictions))
+    (finding,) = ScheduleGap.find(context({"p2p": 300}, predictions=predictions))
     assert (finding.case, finding.saves_ns) == ("p2p", 30)
 
 
@@ -172,5 +169,5 @@ def test_messages_for_which_there_is_too_little_compute_must_be_faster(faster_ns
         HIDDEN: changed_step(30, (None, 300), ("pp_comm", 200), ("pp_comm", 150)),
         FASTER: changed_step(faster_ns),
     }
-    (finding,) = schedule_findings(context({"p2p": 300}, predictions=predictions))
+    (finding,) = ScheduleGap.find(context({"p2p": 300}, predictions=predictions))
     assert (finding.case, finding.saves_ns) == (case, saves_ns)

@@ -11,8 +11,7 @@ from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.analysis.combine.stragglers import SlowGpu
 from tracekit.documents.analysis import ChangedStep, Evidence
-from tracekit.findings.ranks import CODES, rank_findings
-from tracekit.report.findings import with_sentences
+from tracekit.findings.ranks import KINDS_OF_CAUSE, RankFinding
 
 NO_EVIDENCE = SimpleNamespace(
     ratio=2.0,
@@ -69,9 +68,11 @@ def context(
     )
 
 
-@pytest.mark.parametrize(("cause", "code"), CODES.items())
+@pytest.mark.parametrize(
+    ("cause", "code"), [(cause, kind.code) for cause, (kind, _) in KINDS_OF_CAUSE.items()]
+)
 def test_the_largest_known_cause_of_lateness_gives_the_code(cause, code):
-    (finding,) = rank_findings(context(straggler(3, (cause, 30), ("unknown", 20))))
+    (finding,) = RankFinding.find(context(straggler(3, (cause, 30), ("unknown", 20))))
     assert (finding.code, finding.ranks, finding.steps) == (code, (3,), (1, 2))
     assert finding.cost_ns == 50  # 100 in two of four steps
     links = "links of " if cause == "slow_link" else ""
@@ -79,7 +80,7 @@ def test_the_largest_known_cause_of_lateness_gives_the_code(cause, code):
 
 
 def test_lateness_that_is_mostly_unexplained_costs_what_is_explained():
-    (finding,) = rank_findings(context(straggler(3, ("slow_gpu", 20), ("unknown", 60))))
+    (finding,) = RankFinding.find(context(straggler(3, ("slow_gpu", 20), ("unknown", 60))))
     assert finding.cost_ns == 12  # a quarter of 100 in two of four steps
 
 
@@ -94,12 +95,12 @@ def test_lateness_that_is_mostly_unexplained_costs_what_is_explained():
     ids=["unknown cause", "uncertain", "in no step", "unequal stages"],
 )
 def test_a_rank_that_is_not_certainly_late_for_a_known_reason_is_no_finding(row):
-    assert not list(rank_findings(context(row)))
+    assert not list(RankFinding.find(context(row)))
 
 
 def test_a_rank_is_named_once():
     rows = [straggler(3, ("slow_gpu", 30)), straggler(3, ("host_late", 20), label="tp_comm")]
-    assert [finding.code for finding in rank_findings(context(*rows))] == ["slow_rank"]
+    assert [finding.code for finding in RankFinding.find(context(*rows))] == ["slow_rank"]
 
 
 def test_ranks_that_are_late_together_for_one_reason_are_one_finding_with_one_change():
@@ -107,12 +108,12 @@ def test_ranks_that_are_late_together_for_one_reason_are_one_finding_with_one_ch
         straggler(3, ("slow_gpu", 30), late_with=[1]),
         straggler(1, ("slow_gpu", 28), late_with=[3]),
     ]
-    (finding,) = rank_findings(context(*rows))
+    (finding,) = RankFinding.find(context(*rows))
     assert (finding.code, finding.case, finding.ranks) == ("slow_rank", "together", (1, 3))
     assert (finding.change, finding.saves_ns) == ("ranks 1, 3 like others", 90)
     assert finding.cost_ns == 50  # the others wait once for both: 100 in two of four steps
-    assert "ranks 1, 3, which are late together" in with_sentences([finding])[0].text
-    assert "one alone saves little" in with_sentences([finding])[0].advice
+    assert "ranks 1, 3, which are late together" in finding.text()
+    assert "one alone saves little" in finding.advice()
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_ranks_that_are_late_together_for_one_reason_are_one_finding_with_one_ch
 )
 def test_ranks_that_are_late_for_other_reasons_or_elsewhere_are_findings_of_their_own(other):
     first = straggler(3, ("slow_gpu", 30), late_with=[1])
-    findings = list(rank_findings(context(first, other)))
+    findings = list(RankFinding.find(context(first, other)))
     assert [finding.ranks for finding in findings] == [(3,), (1,)]
     assert not any(finding.case for finding in findings)
 
@@ -145,22 +146,22 @@ STEPS_BY_RANK = {3: 1_000, 4: 1_010, 5: 1_290, 6: 990}
 
 
 def test_a_slow_gpu_that_nobody_waits_for_costs_what_its_own_steps_take_longer():
-    (finding,) = rank_findings(context(slow_gpus=[SLOW_GPU], by_rank=STEPS_BY_RANK))
+    (finding,) = RankFinding.find(context(slow_gpus=[SLOW_GPU], by_rank=STEPS_BY_RANK))
     assert (finding.code, finding.case, finding.ranks) == ("slow_rank", "own_steps", (5,))
     assert finding.cost_ns == finding.saves_ns == 290  # the others' median is 1,000
     assert not finding.is_bound
-    assert "rank 5 take" in with_sentences([finding])[0].text
+    assert "rank 5 take" in finding.text()
 
 
 def test_a_slow_gpu_costs_no_more_than_its_kernels_take_longer():
     by_rank = {**STEPS_BY_RANK, 5: 1_500}  # 200 more for another reason
-    (finding,) = rank_findings(context(slow_gpus=[SLOW_GPU], by_rank=by_rank))
+    (finding,) = RankFinding.find(context(slow_gpus=[SLOW_GPU], by_rank=by_rank))
     assert finding.cost_ns == 300
 
 
 def test_nothing_is_said_of_a_slow_gpu_whose_steps_are_as_long_as_the_others():
     by_rank = {**STEPS_BY_RANK, 5: 1_010}
-    assert not list(rank_findings(context(slow_gpus=[SLOW_GPU], by_rank=by_rank)))
+    assert not list(RankFinding.find(context(slow_gpus=[SLOW_GPU], by_rank=by_rank)))
 
 
 def test_a_slow_gpu_of_one_replica_is_named_though_the_runs_step_is_no_shorter_without_it(
@@ -169,7 +170,7 @@ def test_a_slow_gpu_of_one_replica_is_named_though_the_runs_step_is_no_shorter_w
     """Its replica waits for it, the others do not: the step of the run is the median of all ranks."""
     monkeypatch.setitem(SAVED_NS, "rank 5 like others", 0)
     late_in_its_replica = straggler(5, ("slow_gpu", 30))
-    (finding,) = rank_findings(
+    (finding,) = RankFinding.find(
         context(late_in_its_replica, slow_gpus=[SLOW_GPU], by_rank=STEPS_BY_RANK)
     )
     assert (finding.case, finding.cost_ns) == ("own_steps", 290)
@@ -196,23 +197,23 @@ def test_the_slow_one_of_ranks_that_never_synchronise_is_the_first_finding(tmp_p
 def test_the_waiting_for_a_rank_is_that_without_the_profiler_with_the_recorded_one_beside_it():
     """Of 100 recorded, 60 are waiting; without the profiler 70 are exposed, 30 of them waiting: half."""
     causes = {"dp_comm": {"peer_late": 60, "nothing_to_hide": 40}}
-    (finding,) = rank_findings(
+    (finding,) = RankFinding.find(
         context(straggler(3, ("host_late", 30)), because_ns=causes, free_exposed_share=0.7)
     )
-    assert (finding.evidence["late_ns"], finding.evidence["recorded_late_ns"]) == (50, 100)
+    assert (finding.late_ns, finding.recorded_late_ns) == (50, 100)
     assert finding.cost_ns == 25  # in two of four steps
 
 
 def test_a_cause_that_explains_a_part_of_the_waiting_says_which():
     row = straggler(3, ("host_late", 20_000_000), ("unknown", 60_000_000))
     row.late_ns = 100_000_000
-    (finding,) = rank_findings(context(row))
-    assert with_sentences([finding])[0].text.endswith(
-        ", 25.0 ms of it because its process starts its work late"
-    )
+    (finding,) = RankFinding.find(context(row))
+    assert finding.text().endswith(", 25.0 ms of it because its process starts its work late")
 
 
 def test_a_rank_that_was_late_in_one_step_is_not_priced_by_a_change_of_every_step():
-    (finding,) = rank_findings(context(straggler(3, ("more_work", 30), steps=(2,), kind="one_off")))
+    (finding,) = RankFinding.find(
+        context(straggler(3, ("more_work", 30), steps=(2,), kind="one_off"))
+    )
     assert (finding.change, finding.saves_ns, finding.cost_ns) == (None, None, 25)
     assert finding.is_bound

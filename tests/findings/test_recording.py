@@ -14,10 +14,8 @@ from rich.console import Console
 
 from tests.kept import analysis_of, diagnosis_of
 from tracekit import analyze, diagnose
-from tracekit.documents.findings import Finding
 from tracekit.errors import Notice
-from tracekit.findings.recording import recording_findings
-from tracekit.report.findings import with_sentences
+from tracekit.findings.recording import UnexplainedIdle, WaitingUnknown
 from tracekit.report.notices import notice_sentence
 from tracekit.schema import ProcessGroup, Source
 
@@ -70,27 +68,27 @@ UNNAMED = Notice("wait-unknown", values={"case": "unnamed"})
     ],
 )
 def test_unknown_waits_are_explained_by_what_is_missing(case, run):
-    (finding,) = recording_findings(context(**run))
+    (finding,) = WaitingUnknown.find(context(**run))
     assert (finding.case, finding.cost_ns, finding.saves_ns) == (case, 30, None)
 
 
 def test_missing_ranks_are_named():
-    (finding,) = recording_findings(context(ranks=(0,), world_size=3))
+    (finding,) = WaitingUnknown.find(context(ranks=(0,), world_size=3))
     assert finding.ranks == (1, 2)
-    assert with_sentences([finding])[0].text == (
+    assert finding.text() == (
         "0 µs of dp_comm is exposed (no compute beside it); how much of that is waiting is not known: "
         "only 1 of 3 ranks is here"
     )
 
 
 def test_a_rank_whose_trace_has_no_gpu_work_is_not_missing():
-    (finding,) = recording_findings(context(idle_ranks=(1,)))
+    (finding,) = WaitingUnknown.find(context(idle_ranks=(1,)))
     assert finding.ranks == (1,)
-    assert with_sentences([finding])[0].text.endswith("rank 1 has no GPU work in its trace")
+    assert finding.text().endswith("rank 1 has no GPU work in its trace")
 
 
 def test_known_waits_lack_nothing():
-    assert not list(recording_findings(context(wait_ns=4)))
+    assert not list(WaitingUnknown.find(context(wait_ns=4)))
 
 
 def test_one_rank_of_four_lacks_the_others_and_all_four_lack_nothing(samples):
@@ -206,15 +204,15 @@ def test_idle_time_that_nothing_explains_is_stated(analysis_of_steps):
 )
 def test_idle_time_is_called_work_that_is_not_known(unexplained_ms, says):
     """It may be time that the recording lacks; what is unexplained is given only where it is less."""
-    evidence = {"idle_ns": 4_000_000, "unexplained_ns": unexplained_ms * 1_000_000}
-    finding = Finding(
-        code="recording",
-        case="idle",
-        cost_ns=unexplained_ms * 1_000_000,
+    unexplained_ns = unexplained_ms * 1_000_000
+    finding = UnexplainedIdle(
+        cost_ns=unexplained_ns,
         share=0.1,
-        evidence=evidence,
+        idle_ns=4_000_000,
+        unexplained_ns=unexplained_ns,
+        steps_marked=True,
     )
-    assert with_sentences([finding])[0].text == says
+    assert finding.text() == says
 
 
 def test_idle_time_that_the_host_explains_is_not_stated_again(analysis_of_steps):

@@ -10,7 +10,7 @@ import pytest
 from tracekit.findings import host
 from tracekit.findings.context import Context
 from tracekit.findings.recorded import has_host_calls
-from tracekit.findings.recording import recording_findings
+from tracekit.findings.recording import WaitingUnknown
 from tracekit.findings.synchronisations import who_waits
 from tracekit.schema import Source
 
@@ -54,7 +54,7 @@ def test_of_65_ranks_without_a_trace_64_are_named():
     context = SimpleNamespace(
         analysis=analysis, step=SimpleNamespace(budget=budget), share=lambda ns: ns / 100
     )
-    (finding,) = recording_findings(context)
+    (finding,) = WaitingUnknown.find(context)
     assert (finding.case, finding.ranks) == ("ranks", tuple(range(1, 65)))
 
 
@@ -84,4 +84,4 @@ def test_idle_time_between_steps_is_a_share_where_a_server_has_steps(step_kinds,
 )
 def test_the_loaders_name_tells_whether_workers_load(name, case):
     row = {"name": name, "op": None, "count": 1}
-    assert host._case(None, "data_loading", row) == case
+    assert host._kind_of_activity(None, "data_loading", row).case == case

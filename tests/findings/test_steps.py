@@ -10,8 +10,7 @@ import pytest
 from tests.findings.conftest import Recording
 from tracekit import analyze
 from tracekit.documents.analysis import StepTime, Straggler
-from tracekit.findings.steps import _cause_in, _delayed_decode, _late_ranks, step_findings
-from tracekit.report.findings import with_sentences
+from tracekit.findings.steps import DelayedDecode, SlowStep, _cause_in, _late_ranks
 from tracekit.report.step_words import unusual_steps
 from tracekit.report.terminal.first_screen import first_screen
 from tracekit.report.view import view_of
@@ -244,7 +243,7 @@ def test_what_the_host_does_longer_explains_a_slow_step_from_a_tenth_of_its_exce
         backward_events=lambda: (10, 10),
         context=SimpleNamespace(is_inference=False),
     )
-    assert _cause_in(scope, 1_000)[0] == case
+    assert _cause_in(scope, 1_000)[0].case == case
 
 
 def test_a_step_a_fifth_longer_does_not_stand_out(slow_step_of):
@@ -290,9 +289,9 @@ CHECKPOINT = {
 
 
 def test_a_slow_step_is_explained_by_what_the_late_rank_did_before_it():
-    [finding] = step_findings(context_of_ranks(late_step=4, late_ns=200 * MS, host_time=CHECKPOINT))
+    [finding] = SlowStep.find(context_of_ranks(late_step=4, late_ns=200 * MS, host_time=CHECKPOINT))
     assert (finding.case, finding.ranks, finding.steps) == ("checkpoint", (0,), (4,))
-    assert with_sentences([finding])[0].text.endswith("(checkpoint); the others wait for rank 0")
+    assert finding.text().endswith("(checkpoint); the others wait for rank 0")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +302,7 @@ def test_a_slow_step_is_explained_by_what_the_late_rank_did_before_it():
 def test_a_rank_that_is_late_for_a_tenth_of_the_excess_or_more_explains_it(
     late_step, late_ms, ranks
 ):
-    [finding] = step_findings(
+    [finding] = SlowStep.find(
         context_of_ranks(late_step=late_step, late_ns=late_ms * MS, host_time=CHECKPOINT)
     )
     assert finding.ranks == ranks
@@ -363,7 +362,7 @@ def scope_of(*, copied=0, host_ns=None, forward=(10, 10), backward=(10, 10), is_
     ],
 )
 def test_what_a_step_of_1000_ns_more_did_beside_the_others(scope, case):
-    assert _cause_in(scope_of(**scope), 1_000)[0] == case
+    assert _cause_in(scope_of(**scope), 1_000)[0].case == case
 
 
 @pytest.mark.parametrize(
@@ -392,5 +391,5 @@ def test_sequences_that_wait_twice_as_long_as_a_step_of_decode_are_a_finding(kin
         step=SimpleNamespace(per_step=[None] * 10),
         share=lambda ns: ns / 1_000,
     )
-    found = list(_delayed_decode(context))
+    found = list(DelayedDecode.find(context))
     assert [(finding.cost_ns, finding.share) for finding in found] == [(60, 0.06)] * is_found

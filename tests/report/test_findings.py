@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import io
 import re
-from pathlib import Path
 
 import msgspec
 import pytest
 
-import tracekit.findings
+from docsite.finding_examples import example_of
 from tests.findings.conftest import Recording
 from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit._util.text import short_ms
 from tracekit.documents.analysis import Budget
-from tracekit.documents.findings import CODES_OF_ITERATIONS, Finding
-from tracekit.findings.host import OFFENCES
-from tracekit.findings.ranks import CODES
-from tracekit.metrics.alternatives import ALTERNATIVES
+from tracekit.documents.findings import Finding
 from tracekit.metrics.host.time_by_activity import HOST_CODES
 from tracekit.report.blocks import FindingItem
 from tracekit.report.evidence_words import MAX_FINDING_STEPS_NAMED
@@ -35,9 +31,9 @@ from tracekit.report.markdown import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import finding_lines, saving
 from tracekit.report.terminal.screen import Screen
+from tracekit.run.findings import all_kinds
 from tracekit.schema import LABEL_WORDS
 
-PACKAGE = Path(tracekit.findings.__file__).parent
 SAMPLES = [
     "1f1b",
     "compile",
@@ -52,31 +48,6 @@ SAMPLES = [
 NOTHING = Budget(compute_ns=0, exposed_ns={}, idle=0)
 
 
-def codes_in_source():
-    """Return the codes that modules of the package write as a constant."""
-    files = [*PACKAGE.glob("*.py"), PACKAGE.parent / "memory/findings.py"]
-    sources = "\n".join(file.read_text() for file in files)
-    conditional = r'\bcode=\(?"([a-z_]+)"(?: if [^,]* else "([a-z_]+)")?'
-    written = {code for codes in re.findall(conditional, sources) for code in codes if code}
-    of_remedies = re.findall(r'\b_finding\(context, "([a-z_]+)"', sources)
-    of_alternatives = {alternative.code for alternative in ALTERNATIVES}
-    return {
-        *OFFENCES,
-        *CODES.values(),
-        *CODES_OF_ITERATIONS,
-        *of_remedies,
-        *of_alternatives,
-        *written,
-    }
-
-
-CODES_WITH_TEXTS = {code for code, _ in TEXTS}
-
-
-def test_every_code_has_texts():
-    assert codes_in_source() == CODES_WITH_TEXTS
-
-
 @pytest.mark.parametrize(("code", "case"), list(TEXTS))
 def test_every_case_has_a_text_and_an_advice_in_one_sentence(code, case):
     evidence = {"label": "pp_comm"}
@@ -84,6 +55,24 @@ def test_every_case_has_a_text_and_an_advice_in_one_sentence(code, case):
     (finding,) = with_sentences([finding])
     assert finding.text[0].islower()
     for sentence in (finding.text, finding.advice):
+        assert sentence
+        assert not sentence.endswith(".")
+        assert "{" not in sentence
+
+
+@pytest.mark.parametrize("kind", [*all_kinds().values()], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_every_kind_has_a_text_and_an_advice_in_one_sentence(kind, is_inference):
+    finding = example_of(
+        kind.code,
+        kind.case,
+        cost_ns=7,
+        share=0.1,
+        ranks=(3,),
+        run={"is_inference": is_inference},
+    )
+    assert not finding.text()[0].isupper()
+    for sentence in (finding.text(), finding.advice()):
         assert sentence
         assert not sentence.endswith(".")
         assert "{" not in sentence
@@ -250,9 +239,8 @@ def test_without_marks_of_steps_a_count_is_of_the_recording():
     ],
 )
 def test_several_labels_are_exposed(labels, words):
-    evidence = {"labels": labels, "exposed_ns": 4_000_000, "given_ranks": 1, "world_size": 8}
-    finding = Finding(code="recording", case="ranks", cost_ns=1, share=0.1, evidence=evidence)
-    assert words in with_sentences([finding])[0].text
+    finding = example_of("recording", "ranks", cost_ns=1, share=0.1, labels=labels)
+    assert words in finding.text()
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ from tracekit.report.terminal.first_screen import first_screen, headline, saving
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.view import view_of
 from tracekit.report.words import WORDS
+from tracekit.run.findings import all_kinds
 
 MS = 1_000_000
 RUNS = ("slow-ddp", "1f1b", "megatron-moe", "rl", "reload", "rates")
@@ -444,7 +445,7 @@ def test_what_faster_links_would_save_says_so_and_is_no_bound():
 
 
 def test_every_finding_has_a_title():
-    assert set(WORDS.finding_titles) == {code for code, _ in TEXTS}
+    assert set(WORDS.finding_titles) == {code for code, _ in (*TEXTS, *all_kinds())}
 
 
 @pytest.mark.parametrize(("count", "titles"), [(3, ": optimizer, CPU runs Python"), (4, "")])

@@ -12,7 +12,7 @@ import pytest
 from tests.findings.conftest import Recording
 from tracekit import analyze, read_analysis
 from tracekit.documents.findings import Finding
-from tracekit.findings.collect import is_of_training
+from tracekit.findings.kind import kind_of
 from tracekit.report.finding_sentences import TEXTS
 from tracekit.report.findings import finding_texts
 from tracekit.report.html.page import render_html
@@ -156,7 +156,11 @@ def test_a_backward_makes_it_training(tmp_path):
 def test_every_text_that_inference_can_have_is_free_of_training(code, case, generates):
     evidence = {"workload": "inference", "label": "tp_comm", "generates": generates}
     finding = Finding(code=code, case=case, cost_ns=1, share=0.1, ranks=(0,), evidence=evidence)
-    if is_of_training(finding) or code in RL_CODES | LOADING or (code, case) in NAMED_BY_OPERATORS:
+    if (
+        kind_of(finding).training_only
+        or code in RL_CODES | LOADING
+        or (code, case) in NAMED_BY_OPERATORS
+    ):
         return
     assert not TRAINING_WORDS.search(" ".join(finding_texts(finding)))
 

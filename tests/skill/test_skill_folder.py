@@ -15,13 +15,14 @@ from tracekit.cli import make_app
 from tracekit.cli._mcp_server import TOOLS
 from tracekit.report.finding_sentences import TEXTS
 from tracekit.report.write import render_json
+from tracekit.run.findings import all_kinds
 from tracekit.schema import LABELS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "skills/tracekit"
 SKILL = (FOLDER / "SKILL.md").read_text(encoding="utf-8")
 FILES = sorted(FOLDER.rglob("*.md"))
-CODES = {code for code, _ in TEXTS}
+CODES = {code for code, _ in (*TEXTS, *all_kinds())}
 OTHER_WORDS = {
     *("same_stream", "launched_late", "nothing_to_hide", "peer_late", "unknown"),
     *("compute_waited", "one_queue", "dependency"),
@@ -88,7 +89,7 @@ def test_keys_codes_tools_and_labels_that_the_skill_names_exist(file):
     known |= set(typer.main.get_command(make_app()).commands)
     written = "\n".join(
         source.read_text(encoding="utf-8")
-        for folder in ("findings", "metrics/remedies", "against_ideal", "cli")
+        for folder in ("findings", "metrics/remedies", "pipeline/against_ideal", "cli", "roles")
         for source in (ROOT / "tracekit" / folder).glob("*.py")
     )
     known |= set(re.findall(r'"(\w+)"', written)) | set(re.findall(r"\b(\w+)=", written))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 import msgspec
 import polars as pl
@@ -180,6 +180,21 @@ class RoleResults(msgspec.Struct, frozen=True, eq=False):
     bands: tuple[PhaseBand, ...] = ()
 
 
+class Finder(Protocol):
+    """What looks for findings in an analysis: a class of findings, or an entry of a catalogue of them."""
+
+    @property
+    def independent_of_steps(self) -> bool:
+        """Whether it is asked also where all that was recorded is start-up, or the capture of graphs."""
+
+    @property
+    def of_iterations(self) -> bool:
+        """Whether it is asked also where there are no steps, about the iterations of an RL loop."""
+
+    def find(self, context: Any) -> Iterator[Any]:
+        """Yield what it finds in a ``findings.context.Context``, as ``findings.kind.FindingKind``."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Analysis(BaseAnalysis):
     """The analysis of a run as data: where the step's time went on every rank.
@@ -235,6 +250,8 @@ class Analysis(BaseAnalysis):
     """Single events of each rank, for the page; empty for runs of more ranks than can be kept."""
     role_results: RoleResults = field(default_factory=RoleResults)
     """Roles, weight updates and iterations of a run whose ranks have several processes."""
+    finders: tuple[Finder, ...] = ()
+    """What looks for findings besides the families of every run."""
     document: AnalysisDocument | None = None
     """The document that it was read from; None if it was measured."""
 

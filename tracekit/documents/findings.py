@@ -57,18 +57,9 @@ class Place(Struct, frozen=True):
         return self.source is not None and re.search(r"\(\d+\): ", self.source) is None
 
 
-class Finding(Struct, frozen=True, kw_only=True):
-    """What costs time, why, what to do, and what it would save. Times are per step.
+class Effect(Struct, frozen=True, kw_only=True):
+    """What a finding costs and would save, and where it shows. Times are per step."""
 
-    >>> finding = Finding(code="data_loading", case="no_workers", cost_ns=48_000_000, share=0.72, evidence={"ms": 48})
-    >>> finding.certain, finding.saves_ns
-    ('measured', None)
-    """
-
-    code: str
-    """Kind of finding; a code keeps its meaning."""
-    case: str = ""
-    """Variant of the code that its texts are chosen by; empty if it has one."""
     cost_ns: Cost
     """Time that it costs."""
     cost_bytes: Cost | None = None
@@ -81,14 +72,6 @@ class Finding(Struct, frozen=True, kw_only=True):
     """Steps that it is about; empty: all alike."""
     where: tuple[Place, ...] = ()
     """Up to five places that show it."""
-    evidence: Mapping[str, EvidenceValue] = {}
-    """Figures that it rests on, by name."""
-    text: str = ""
-    """What costs time and why. ``report.findings.with_sentences`` fills it, and the advice."""
-    advice: str = ""
-    """What to do about it."""
-    change: str | None = None
-    """What-if change that does what is advised; null if no change can be replayed."""
     saves_ns: int | None = None
     """Predicted saving; null if it cannot be predicted."""
     saves_range_ns: tuple[int, int] | None = None
@@ -105,7 +88,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     def saving_ns(self) -> int | None:
         """What it saves, or the most that it can save where only that is known; None if neither is.
 
-        >>> Finding(code="exposed_comm", cost_ns=4, share=0.2, saves_range_ns=(0, 2)).saving_ns
+        >>> Effect(cost_ns=4, share=0.2, saves_range_ns=(0, 2)).saving_ns
         2
         """
         if self.saves_ns is None and self.saves_range_ns is not None:
@@ -116,10 +99,46 @@ class Finding(Struct, frozen=True, kw_only=True):
     def effect_ns(self) -> int:
         """What it saves; what it costs where no saving is predicted.
 
-        >>> Finding(code="host_sync", cost_ns=4, share=0.2, saves_ns=3).effect_ns
+        >>> Effect(cost_ns=4, share=0.2, saves_ns=3).effect_ns
         3
         """
         return self.cost_ns if self.saving_ns is None else self.saving_ns
+
+    @property
+    def effect_share(self) -> float:
+        """The same as a share of the step.
+
+        >>> round(Effect(cost_ns=4, share=0.2, saves_ns=3).effect_share, 2)
+        0.15
+        """
+        return self.share * self.effect_ns / self.cost_ns if self.cost_ns else 0.0
+
+    @property
+    def matters(self) -> bool:
+        """Whether it costs or saves enough to be shown unless all findings are asked for."""
+        return max(self.share, self.effect_share) >= MIN_SHARE_TO_SHOW or bool(self.cost_bytes)
+
+
+class Finding(Effect, frozen=True, kw_only=True):
+    """What costs time, why, what to do, and what it would save. Times are per step.
+
+    >>> finding = Finding(code="data_loading", case="no_workers", cost_ns=48_000_000, share=0.72, evidence={"ms": 48})
+    >>> finding.certain, finding.saves_ns
+    ('measured', None)
+    """
+
+    code: str
+    """Kind of finding; a code keeps its meaning."""
+    case: str = ""
+    """Variant of the code that its texts are chosen by; empty if it has one."""
+    evidence: Mapping[str, EvidenceValue] = {}
+    """Figures that it rests on, by name."""
+    text: str = ""
+    """What costs time and why."""
+    advice: str = ""
+    """What to do about it."""
+    change: str | None = None
+    """What-if change that does what is advised; null if no change can be replayed."""
 
     @property
     def is_bound(self) -> bool:
@@ -132,17 +151,3 @@ class Finding(Struct, frozen=True, kw_only=True):
             return self.saves_ns is None
         least_ns, most_ns = self.saves_range_ns
         return least_ns == 0 and (most_ns <= self.saves_ns or self.code in CODES_WITHOUT_LEAST)
-
-    @property
-    def effect_share(self) -> float:
-        """The same as a share of the step.
-
-        >>> round(Finding(code="host_sync", cost_ns=4, share=0.2, saves_ns=3).effect_share, 2)
-        0.15
-        """
-        return self.share * self.effect_ns / self.cost_ns if self.cost_ns else 0.0
-
-    @property
-    def matters(self) -> bool:
-        """Whether it costs or saves enough to be shown unless all findings are asked for."""
-        return max(self.share, self.effect_share) >= MIN_SHARE_TO_SHOW or bool(self.cost_bytes)

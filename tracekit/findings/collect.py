@@ -1,88 +1,27 @@
-"""The registry of findings, and the list that it gives for a run.
+"""The list of findings of a run.
 
-The list begins with what is likely to save most. Two findings may be about the same time: then the
+It begins with what is likely to save most. Two findings may be about the same time: then the
 one that is more certain comes first, and the other says what it would save after it. Both follow
 from replays of the changes together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 
 import msgspec
 
 from tracekit.analysis import Analysis
 from tracekit.documents.findings import MIN_SHARE_TO_SHOW, Finding
-from tracekit.findings.communication import exposed_findings, repeated_reductions
+from tracekit.findings.communication import PeerLate
 from tracekit.findings.context import Context
-from tracekit.findings.host import OFFENCES, host_findings
-from tracekit.findings.kernels import kernel_findings
-from tracekit.findings.pipeline import schedule_findings
-from tracekit.findings.ranks import CODES as CODES_OF_CAUSES
-from tracekit.findings.ranks import rank_findings
-from tracekit.findings.recording import capture_findings, recording_findings, unexplained_idle
-from tracekit.findings.remedies import operators_with_remedy, remedy_findings
-from tracekit.findings.steps import step_findings
-from tracekit.memory.findings import memory_findings
-from tracekit.metrics.host.time_by_activity import HOST_CODES
-from tracekit.roles.findings import role_findings
+from tracekit.findings.families import ASKED_LAST, CORE_FINDERS
+from tracekit.findings.host import HostFinding, LaunchBound, PlansForNewShapes
+from tracekit.findings.kind import FindingKind
+from tracekit.findings.ranks import LateRank
+from tracekit.findings.remedies import BusyCpu
 
-
-def _work_findings(context: Context) -> Iterator[Finding]:
-    """Yield the findings about the GPU's own work: what a change of it saves, and then what else is slow."""
-    remedies = tuple(remedy_findings(context))
-    yield from remedies
-    yield from kernel_findings(context, operators_with_remedy(context, remedies))
-
-
-REGISTRY: Mapping[str, Callable[[Context], Iterator[Finding]]] = {
-    "host": host_findings,
-    "steps": step_findings,
-    "repeated_reduction": repeated_reductions,
-    "exposed": exposed_findings,
-    "ranks": rank_findings,
-    "pipeline": schedule_findings,
-    "work": _work_findings,
-    "memory": memory_findings,
-    "recording": recording_findings,
-}
-"""What makes findings, by the part of the run that it looks at."""
-
-
-INDEPENDENT_OF_STEPS = frozenset({"memory", "recording"})
-"""What is found also where all that was recorded is start-up or the capture of graphs, which say nothing of
-other steps."""
-TRAINING_CODES = frozenset(
-    {
-        "late_reduction",
-        "optimizer",
-        "recompute",
-        "repeated_reduction",
-        "schedule_gap",
-        "small_messages",
-        "unused_parameters",
-    }
-)
-"""Codes that only training has: in inference such a pattern means something else."""
-TRAINING_CASES = frozenset(
-    {
-        ("exposed_comm", "gathered_twice"),
-        ("memory_peak", "above_schedule"),
-        ("memory_peak", "nearly_full"),  # a server fills the GPU with its cache on purpose
-        ("memory_peak", "outlived"),
-        ("precision", "trained_weights"),
-        ("slow_kernel", "optimizer"),
-        ("slow_step", "checkpoint"),
-        ("slow_step", "evaluation"),
-        ("slow_step", "unused_parameters"),
-    }
-)
-"""The same of single cases of a code."""
-VENDOR_CODES = frozenset({"exposed_comm", "launch_bound", "schedule_gap", "slow_kernel"})
-"""Codes whose advice in training names graphs or libraries of kernels, which each vendor calls otherwise."""
-RANK_CODES = frozenset(CODES_OF_CAUSES.values())
-"""Codes of findings about ranks that the others wait for."""
 LIKELY_SHARE_OF_COST = 0.25
 """Share of its cost that a finding is likely to save if that cannot be predicted. By choice: of a
 predicted upper bound it is half."""
@@ -113,68 +52,54 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
     >>> [finding.code for finding in find(analyze("sample_traces/slow-ddp"))][:2]
     ['exposed_comm', 'slow_rank']
     """
+    return tuple(finding.to_document() for finding in find_kinds(analysis))
+
+
+def find_kinds(analysis: Analysis) -> tuple[FindingKind, ...]:
+    """Return the findings of a run as what they are, in the order of their list."""
     context = Context(analysis)
-    between_roles = tuple(role_findings(context))
+    says_nothing_of_steps = context.step.is_start_up_alone or context.captured_launches > 0
+    for finder in (*CORE_FINDERS, *analysis.finders):
+        is_of_steps = not finder.independent_of_steps
+        lacks_steps = not context.step_ns and not finder.of_iterations
+        if not (lacks_steps or (is_of_steps and says_nothing_of_steps)):
+            context.found += finder.find(context)
     if not context.step_ns:
-        return between_roles
-    findings: list[Finding] = []
-    says_nothing_of_steps = context.step.is_start_up_alone or context.captured_launches
-    for name, make in REGISTRY.items():
-        if not says_nothing_of_steps or name in INDEPENDENT_OF_STEPS:
-            findings += make(context)
+        return tuple(context.found)
     if context.is_inference:
-        findings = [finding for finding in findings if not is_of_training(finding)]
-    listed = [finding for finding in findings if _is_worth_listing(finding)]
+        context.found = [finding for finding in context.found if not finding.training_only]
+    listed = [finding for finding in context.found if _is_worth_listing(finding)]
     listed = [finding for finding in listed if not _is_said_of_a_rank(finding, listed)]
     if context.lacks_launches:
         listed = [_without_saving(finding) for finding in listed]
-    if context.captured_launches:
-        listed += capture_findings(context)
-    else:
-        listed += unexplained_idle(context, listed)
-    # What an RL loop's iterations lose is listed first; its numbers must be right for ``_relate``.
+    context.found = listed
+    for finder in ASKED_LAST:
+        listed += finder.find(context)
+    ordered = sorted(listed, key=_order)
     if analysis.role_results.iterations:
-        ordered = [*between_roles, *sorted(listed, key=_order)]
-    else:
-        ordered = sorted([*listed, *between_roles], key=_order)
-    return _relate(context, [_with_workload(context, finding) for finding in ordered])
+        # What an RL loop's iterations lose is listed first; its numbers must be right for ``_relate``.
+        between_roles = [finding for finding in listed if finding.of_iterations]
+        of_steps = [finding for finding in ordered if not finding.of_iterations]
+        ordered = [*between_roles, *of_steps]
+    return _relate(context, [_with_run(context, finding) for finding in ordered])
 
 
-def is_of_training(finding: Finding) -> bool:
-    """Return whether only training has such a finding.
-
-    >>> is_of_training(Finding(code="optimizer", cost_ns=1, share=0.1))
-    True
-    """
-    return finding.code in TRAINING_CODES or (finding.code, finding.case) in TRAINING_CASES
+def _with_run(context: Context, finding: FindingKind) -> FindingKind:
+    """Return a finding with what is known of its run."""
+    facts = context.facts_of_host if finding.of_host else context.facts
+    return msgspec.structs.replace(finding, run=facts)
 
 
-def _with_workload(context: Context, finding: Finding) -> Finding:
-    """Return a finding with what its words depend on in inference and without steps."""
-    if context.is_inference:
-        evidence = {**finding.evidence, "workload": "inference", "vendor": context.vendor}
-        evidence["generates"] = bool(context.analysis.step_kinds)
-        if finding.code in HOST_CODES:
-            evidence["between_steps_share"] = context.between_steps_share
-    elif finding.code in VENDOR_CODES:
-        evidence = {**finding.evidence, "vendor": context.vendor}
-    elif not context.step.is_marked:
-        evidence = dict(finding.evidence)
-    else:
+def _without_saving(finding: FindingKind) -> FindingKind:
+    """Return a finding whose saving is not known, because a replay lacks launches; of iterations none was replayed."""
+    if finding.of_iterations:
         return finding
-    if not context.step.is_marked:
-        evidence["steps_marked"] = False
-    return msgspec.structs.replace(finding, evidence=evidence)
-
-
-def _without_saving(finding: Finding) -> Finding:
-    """Return a finding whose saving is not known, because a replay lacks launches."""
     return msgspec.structs.replace(
         finding, change=None, saves_ns=None, saves_range_ns=None, certain="possible"
     )
 
 
-def _is_worth_listing(finding: Finding) -> bool:
+def _is_worth_listing(finding: FindingKind) -> bool:
     """Return whether a finding costs something, and its change is not predicted to save next to nothing."""
     costs_something = finding.cost_ns > 0 or bool(finding.cost_bytes)
     return costs_something and (
@@ -182,26 +107,23 @@ def _is_worth_listing(finding: Finding) -> bool:
     )
 
 
-def _is_said_of_a_rank(finding: Finding, others: Sequence[Finding]) -> bool:
+def _is_said_of_a_rank(finding: FindingKind, others: Sequence[FindingKind]) -> bool:
     """Return whether a finding says that ranks wait for late ones, and others which ranks these are and why."""
-    if (finding.code, finding.case) != ("exposed_comm", "peer_late"):
+    if not isinstance(finding, PeerLate):
         return False
     explained_ns = 0.0
     for other in others:
-        late_ns = other.evidence.get("late_ns")
-        of_label = other.evidence.get("label") == finding.evidence.get("label")
-        if other.code in RANK_CODES and of_label and isinstance(late_ns, int):
-            steps = int(other.evidence.get("late_steps") or 0)
-            explained_ns += late_ns * steps / int(other.evidence.get("recorded_steps") or 1)
+        if isinstance(other, LateRank) and other.label == finding.label:
+            explained_ns += other.late_ns * other.late_steps / (other.recorded_steps or 1)
     return explained_ns >= MIN_WAITING_SAID_OF_RANKS * finding.cost_ns
 
 
-def likely_ns(finding: Finding) -> int:
+def likely_ns(finding: FindingKind) -> int:
     """Return what a finding is likely to save: the middle of its range, or a part of its cost.
 
-    >>> likely_ns(Finding(code="host_sync", cost_ns=9, share=0.1, saves_ns=6, saves_range_ns=(0, 6)))
+    >>> likely_ns(FindingKind(cost_ns=9, share=0.1, saves_ns=6, saves_range_ns=(0, 6)))
     3
-    >>> likely_ns(Finding(code="slow_kernel", cost_ns=8, share=0.1))
+    >>> likely_ns(FindingKind(cost_ns=8, share=0.1))
     2
     """
     if finding.is_bound and finding.saves_ns is not None:
@@ -214,7 +136,7 @@ def likely_ns(finding: Finding) -> int:
     return round(LIKELY_SHARE_OF_COST * finding.cost_ns)
 
 
-def _order(finding: Finding) -> tuple[bool, bool, bool, int, int, int]:
+def _order(finding: FindingKind) -> tuple[bool, bool, bool, int, int, int]:
     """Return the key by which findings are ordered: what matters first, then by likely saving, cost in time and memory.
 
     What ended the run comes before all.
@@ -222,11 +144,10 @@ def _order(finding: Finding) -> tuple[bool, bool, bool, int, int, int]:
     """
     is_small = finding.effect_share < MIN_SHARE_TO_SHOW
     cost = (-finding.cost_ns, -(finding.cost_bytes or 0))
-    ended_run = finding.code == "out_of_memory"
-    return not ended_run, not finding.matters, is_small, -likely_ns(finding), *cost
+    return not finding.ended_run, not finding.matters, is_small, -likely_ns(finding), *cost
 
 
-def _relate(context: Context, ordered: Sequence[Finding]) -> tuple[Finding, ...]:
+def _relate(context: Context, ordered: Sequence[FindingKind]) -> tuple[FindingKind, ...]:
     """Return findings with what they share: the more certain first, and what each saves after those before it.
 
     What saves nothing more after those before it comes after what does.
@@ -242,10 +163,10 @@ def _relate(context: Context, ordered: Sequence[Finding]) -> tuple[Finding, ...]
             sharing |= {(first.code, first.change, second.code, second.change)}
             sharing |= {(second.code, second.change, first.code, first.change)}
 
-    def share_time(first: Finding, second: Finding) -> bool:
+    def share_time(first: FindingKind, second: FindingKind) -> bool:
         return (first.code, first.change, second.code, second.change) in sharing
 
-    listed: list[Finding] = []
+    listed: list[FindingKind] = []
     for finding in ordered:
         # Before the first that it shares time with and that is less certain than it.
         position = len(listed)
@@ -278,8 +199,8 @@ def _relate(context: Context, ordered: Sequence[Finding]) -> tuple[Finding, ...]
 
 
 def _after_what_saves_more(
-    listed: Sequence[Finding], is_done_by_others: Sequence[bool]
-) -> list[Finding]:
+    listed: Sequence[FindingKind], is_done_by_others: Sequence[bool]
+) -> list[FindingKind]:
     """Return findings with those that others do behind the others that are worth 1 % of the step."""
     saving, done, small = [], [], []
     for finding, is_done in zip(listed, is_done_by_others, strict=True):
@@ -293,7 +214,7 @@ def _after_what_saves_more(
 
 
 def _savings_in_sequence(
-    context: Context, listed: Sequence[Finding], compared: Sequence[Finding]
+    context: Context, listed: Sequence[FindingKind], compared: Sequence[FindingKind]
 ) -> list[int | None]:
     """Return what each finding saves after those before it; None of those that are not *compared*."""
     saves_after_ns: list[int | None] = []
@@ -312,7 +233,7 @@ def _savings_in_sequence(
     return saves_after_ns
 
 
-def _stands_before(finding: Finding, other: Finding) -> bool:
+def _stands_before(finding: FindingKind, other: FindingKind) -> bool:
     """Return whether a finding stands before another one about the same time.
 
     It saves more for certain, or saves enough where the other is only possible; or it is an activity
@@ -322,21 +243,23 @@ def _stands_before(finding: Finding, other: Finding) -> bool:
     is_surer = other.certain == "possible" and finding.certain != "possible"
     if is_surer and finding.effect_share >= MIN_SHARE_OF_CERTAIN_SAVING:
         return True
-    is_longer_activity = other.code == "launch_bound" and finding.code in OFFENCES
+    launching = (LaunchBound, PlansForNewShapes)
+    is_activity = isinstance(finding, HostFinding) and not isinstance(finding, launching)
+    is_longer_activity = isinstance(other, launching) and is_activity
     if is_longer_activity and finding.cost_ns > other.cost_ns:
         return True
-    is_slowed_host = finding.code == "busy_cpu" and other.code in HOST_CODES
+    is_slowed_host = isinstance(finding, BusyCpu) and other.of_host
     if is_slowed_host and likely_ns(finding) >= MIN_SHARE_OF_SLOWED_HOST * likely_ns(other):
         return True
     return _least_ns(finding) > _least_ns(other)
 
 
-def _least_ns(finding: Finding) -> int:
+def _least_ns(finding: FindingKind) -> int:
     """Return the lower end of what a finding saves."""
     return finding.saves_range_ns[0] if finding.saves_range_ns is not None else 0
 
 
-def _share_time(context: Context, first: Finding, second: Finding) -> bool:
+def _share_time(context: Context, first: FindingKind, second: FindingKind) -> bool:
     """Return whether two changes together save clearly less than the sum of what each saves."""
     if first.change is None or second.change is None:
         return False

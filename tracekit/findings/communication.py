@@ -8,17 +8,21 @@ from typing import NamedTuple
 
 import polars as pl
 
-from tracekit._util.values import without_none
+from tracekit._util.text import percent, short_ms
 from tracekit.documents.analysis import ChangedStep
-from tracekit.documents.findings import (
-    MAX_PLACES_PER_FINDING,
-    Certainty,
-    EvidenceValue,
-    Finding,
-    Place,
-)
+from tracekit.documents.findings import MAX_PLACES_PER_FINDING, Certainty, Place
 from tracekit.findings.context import Context, places_of, saved_range_ns
 from tracekit.findings.host import exposed_pageable_share
+from tracekit.findings.kind import FindingKind
+from tracekit.findings.phrases import (
+    NEARLY_ALL,
+    communication_log,
+    faster_links,
+    framework_options,
+    graphs,
+    label_with_meaning,
+    more_queues,
+)
 from tracekit.graph.changes import NO_HOST_DELAY
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
@@ -34,34 +38,300 @@ MIN_SHARE_LEFT_BY_HOST = 0.5
 the host as it is; below, the host is the limit of the changed step."""
 MIN_SHARE_OF_LATE_RANK = 0.5
 """Share of the waiting in a label that a rank causes, to be the one that the others wait for."""
+NO_COMPUTE_SHARE = 0.01
+"""Share of exposed transfers up to which compute that could hide them is none."""
 MIN_REPEATED_BYTES_SHARE = 0.5
 """Share of a step's reduced bytes that repeated sizes must be, to be those of the gradients; the
 rest, such as a loss that is averaged once, is left out."""
 
 
-def exposed_findings(context: Context) -> Iterator[Finding]:
-    """Yield a finding for each label whose exposed time is worth one.
+class ExposedTransfers(FindingKind, frozen=True, kw_only=True):
+    """Transfers of a label that no compute hides. Copies of pageable memory are the host's."""
 
-    Copies of pageable memory are the host's.
-    """
-    exposed_ns = context.step.budget.exposed_ns
-    schedule = context.analysis.schedule
-    pageable_share = exposed_pageable_share(context)
-    for label, label_ns in exposed_ns.items():
-        ns = round(label_ns * context.free_exposed_share(label))
-        if label == "memory":  # copies on the device are not asked to overlap
-            ns = min(ns, _host_copies_ns(context))
-        if not ns:
-            continue
-        if label in COPY_LABELS and pageable_share:
-            ns = round(ns * (1 - pageable_share))  # the rest is a finding about the host
+    section = "overlap"
+
+    transfer_ns: int
+    free_compute_ns: int
+    """Compute that hides nothing yet."""
+    unhideable_ns: int
+    """Transfer for which no compute is left."""
+    gb_per_s: float | None = None
+    exposed_ns: int
+    cause: str
+    cause_share: float
+    wait_share: float
+    late_rank: int | None = None
+    """The rank that makes most of the waiting."""
+    late_rank_share: float | None = None
+    label: str
+    framework: str | None
+
+    @classmethod
+    def find(cls, context: Context) -> Iterator[FindingKind]:
+        exposed_ns = context.step.budget.exposed_ns
+        schedule = context.analysis.schedule
+        pageable_share = exposed_pageable_share(context)
+        for label, label_ns in exposed_ns.items():
+            ns = round(label_ns * context.free_exposed_share(label))
+            if label == "memory":  # copies on the device are not asked to overlap
+                ns = min(ns, _host_copies_ns(context))
             if not ns:
                 continue
-        if label == "pp_comm" and schedule is not None and schedule.gap_ns is not None:
-            continue  # the gap to the ideal says how much of it the schedule asks for
-        if label in COMMUNICATION_LABELS and context.analysis.total.wait_ns.get(label, 0) is None:
-            continue  # how much of it is waiting must be recorded first
-        yield _exposed(context, label, ns)
+            if label in COPY_LABELS and pageable_share:
+                ns = round(ns * (1 - pageable_share))  # the rest is a finding about the host
+                if not ns:
+                    continue
+            if label == "pp_comm" and schedule is not None and schedule.gap_ns is not None:
+                continue  # the gap to the ideal says how much of it the schedule asks for
+            if (
+                label in COMMUNICATION_LABELS
+                and context.analysis.total.wait_ns.get(label, 0) is None
+            ):
+                continue  # how much of it is waiting must be recorded first
+            yield _exposed(context, label, ns)
+
+    @property
+    def _is_exposed(self) -> str:
+        return (
+            f"{short_ms(self.exposed_ns)} of {label_with_meaning(self.label)} is exposed (no compute "
+            "beside it)"
+        )
+
+    def _because(self, reason: str) -> str:
+        """Return that it is exposed, how much of it because of the *reason* unless it is nearly all."""
+        mostly = ""
+        if self.cause_share < NEARLY_ALL:
+            mostly = f"{percent(self.cause_share, digits=0)} of that "
+        return f"{self._is_exposed}, {mostly}because {reason}"
+
+    @property
+    def _option(self) -> str:
+        """The framework's own options for the label, in brackets; empty if there are none."""
+        options = framework_options(self.framework, self.label)
+        return f" ({options})" if options else ""
+
+
+class ExposedCopy(ExposedTransfers, frozen=True, kw_only=True):
+    """Copies that no compute hides; the case is the cause."""
+
+    code = "exposed_copy"
+    title = "exposed {label}"
+
+    def text(self) -> str:
+        return self._is_exposed
+
+    def advice(self) -> str:
+        return "copy earlier, on a stream of its own, from pinned memory"
+
+
+class ExposedComm(ExposedTransfers, frozen=True, kw_only=True):
+    """Communication that no compute hides, for a reason that is not known: the host's calls were not recorded."""
+
+    code = "exposed_comm"
+    case = "unknown"
+    title = "exposed {label}"
+    names_vendor = True
+
+    def text(self) -> str:
+        return f"{self._is_exposed}; the trace does not show why"
+
+    def advice(self) -> str:
+        return "record the host's calls (`tracekit doctor` says how)"
+
+
+class UnclearComm(ExposedComm, frozen=True, kw_only=True):
+    """The same where the host's calls were recorded."""
+
+    case = "unclear"
+
+    def advice(self) -> str:
+        return (
+            "look at its longest operations in the timeline: which compute comes next, and what "
+            "that waits for"
+        )
+
+
+class TooLittleCompute(ExposedComm, frozen=True, kw_only=True):
+    """There is too little compute to hide it: faster links would save more than hiding it."""
+
+    case = "too_little_compute"
+    with_faster_links = True
+
+    def text(self) -> str:
+        rate = "" if self.gb_per_s is None else f" at {self.gb_per_s:,.2g} GB/s"
+        hide = f"compute could hide {short_ms(self.free_compute_ns)}"
+        if self.free_compute_ns < NO_COMPUTE_SHARE * self.exposed_ns:
+            hide = "there is no compute to hide it"
+        return (
+            f"{short_ms(self.exposed_ns)} of {label_with_meaning(self.label)} is exposed{rate}; "
+            f"{hide}{faster_links(self.saving_ns)}"
+        )
+
+    def advice(self) -> str:
+        fewer_bytes = framework_options(self.framework, "bytes") or "a narrower type, compression"
+        return (
+            f"check links and transport{communication_log(self.run.vendor)}, or send fewer bytes "
+            f"({fewer_bytes})"
+        )
+
+
+class HostTakesAsLong(ExposedComm, frozen=True, kw_only=True):
+    """Hiding it saves little, because the host takes as long for a step."""
+
+    case = "host_takes_as_long"
+
+    def text(self) -> str:
+        return (
+            f"{self._is_exposed}; hiding it saves less where the CPU takes as long to start a step as "
+            "the GPU takes to run it"
+        )
+
+    def advice(self) -> str:
+        return (
+            f"start it earlier or beside other compute{self._option}, and keep the CPU ahead (fewer "
+            "kernels, less Python)"
+        )
+
+
+class PeerLate(ExposedComm, frozen=True, kw_only=True):
+    """Most of it is waiting for late ranks."""
+
+    case = "peer_late"
+
+    def text(self) -> str:
+        late = "late ranks"
+        if self.late_rank is not None and self.late_rank_share is not None:
+            late = f"late ranks, mostly rank {self.late_rank}"
+            if self.late_rank_share >= NEARLY_ALL:
+                late = f"rank {self.late_rank}"
+        waiting = percent(self.wait_share, digits=0)
+        return f"{self._is_exposed}, {waiting} of that waiting for {late}"
+
+    def advice(self) -> str:
+        if self.late_rank is None:
+            return "find in the timeline which rank comes last, and what it does before"
+        return (
+            f"look in the timeline at what rank {self.late_rank} does before the others wait for it"
+        )
+
+
+class OnComputeStream(ExposedComm, frozen=True, kw_only=True):
+    """It is queued on the stream of the compute."""
+
+    case = "same_stream"
+
+    def text(self) -> str:
+        if self.run.is_inference:
+            return self._because("the next compute waits for its result")
+        return self._because("it is queued on the compute stream")
+
+    def advice(self) -> str:
+        if self.run.is_inference:
+            return message_advice(self.label)
+        return (
+            "run it on a stream of its own (`async_op=True`) and let compute wait for its "
+            f"event{self._option}"
+        )
+
+
+class OneQueue(ExposedComm, frozen=True, kw_only=True):
+    """Compute is queued behind it in one hardware queue."""
+
+    case = "one_queue"
+
+    def text(self) -> str:
+        return self._because("compute is queued behind it in the same hardware queue")
+
+    def advice(self) -> str:
+        return f"{more_queues(self.run.vendor)}, or launch the compute first"
+
+
+class LaunchedLate(ExposedComm, frozen=True, kw_only=True):
+    """The host launches it after the compute that could hide it."""
+
+    case = "launched_late"
+
+    def text(self) -> str:
+        return self._because("the CPU starts it late")
+
+    def advice(self) -> str:
+        own_graphs = graphs(self.run.vendor)
+        return f"launch it earlier: {own_graphs}, fewer small kernels, or less Python in the step"
+
+
+class LaunchedLateUnderGraphs(ExposedComm, frozen=True, kw_only=True):
+    """The same although graphs of kernels are used."""
+
+    case = "launched_late_under_graphs"
+
+    def text(self) -> str:
+        return self._because(f"the CPU starts it late although {graphs(self.run.vendor)} are used")
+
+    def advice(self) -> str:
+        return "use fewer and larger graphs, and less Python between their launches"
+
+
+class NothingToHide(ExposedComm, frozen=True, kw_only=True):
+    """No compute that does not depend on it is left to run beside it."""
+
+    case = "nothing_to_hide"
+
+    def text(self) -> str:
+        if self.run.is_inference:
+            return self._because("the next compute waits for its result")
+        return self._because("there is nothing else to compute at that time")
+
+    def advice(self) -> str:
+        if self.run.is_inference:
+            return message_advice(self.label)
+        return f"start it earlier or in smaller pieces, or beside another micro-batch{self._option}"
+
+
+class ComputeWaited(ExposedComm, frozen=True, kw_only=True):
+    """The next compute needs its result at once."""
+
+    case = "compute_waited"
+
+    def text(self) -> str:
+        return self._because("the next compute waits for its result")
+
+    def advice(self) -> str:
+        if self.run.is_inference:
+            return message_advice(self.label)
+        return f"start it earlier (prefetch), or move the wait to the first use{self._option}"
+
+
+KINDS_OF_CASE: dict[str, type[ExposedComm]] = {
+    kind.case: kind
+    for kind in (
+        ExposedComm,
+        UnclearComm,
+        TooLittleCompute,
+        HostTakesAsLong,
+        PeerLate,
+        OnComputeStream,
+        OneQueue,
+        LaunchedLate,
+        LaunchedLateUnderGraphs,
+        NothingToHide,
+        ComputeWaited,
+    )
+}
+"""Class of exposed communication by what decides the advice: the cause (``schema.EXPOSURE_CAUSES``) or the remedy."""
+TWO_HALVES = "let two halves of the batch take turns, so that one computes while the other sends"
+MESSAGE_ADVICE = {
+    "tp_comm": (
+        "for small messages use one-shot all-reduce kernels (the server's custom all-reduce), fused "
+        "with the norm behind them; for large ones let two halves of the batch take turns"
+    ),
+    "ep_dispatch": f"{TWO_HALVES}, and use low-latency kernels (DeepEP) in decode",
+    "ep_combine": f"{TWO_HALVES}, and use low-latency kernels (DeepEP) in decode",
+}
+
+
+def message_advice(label: str) -> str:
+    """Return what makes communication cheaper in inference that the next compute waits for."""
+    return MESSAGE_ADVICE.get(label, TWO_HALVES)
 
 
 def _host_copies_ns(context: Context) -> int:
@@ -82,7 +352,7 @@ class Remedy(NamedTuple):
     """What the remedy says about the transfers, if it decides what to advise."""
 
 
-def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
+def _exposed(context: Context, label: str, exposed_ns: int) -> ExposedTransfers:
     """Return the finding about one exposed label."""
     recorded_because_ns = context.analysis.total.because_ns.get(label, {})
     because_ns = causes_without_profiler(recorded_because_ns, context.free_exposed_share(label))
@@ -93,22 +363,24 @@ def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
     if is_communication and cause != "peer_late":  # hiding transfers brings no late rank forward
         remedy = _best_remedy(context, label, exposed_ns, unhideable_ns=transfer.unhideable_ns)
     wait_share = because_ns.get("peer_late", 0) / max(sum(because_ns.values()), 1)
-    return Finding(
-        code="exposed_comm" if is_communication else "exposed_copy",
-        case=_exposed_case(context, cause, remedy),
+    case = _exposed_case(context, cause, remedy)
+    waited_for = _longest_waited_for(context, label) if cause == "peer_late" else None
+    late_rank, late_rank_share = waited_for or (None, None)
+    kind = KINDS_OF_CASE[case] if is_communication else ExposedCopy
+    return kind(
+        variant=case,
         cost_ns=exposed_ns,
         share=context.share(exposed_ns),
         where=longest_operations(context, label, waits=cause == "peer_late"),
-        evidence={
-            **transfer.evidence(),
-            "exposed_ns": exposed_ns,
-            "cause": cause,
-            "cause_share": _cause_share(because_ns, cause),
-            "wait_share": round(wait_share, 4),
-            **(_longest_waited_for(context, label) if cause == "peer_late" else {}),
-            "label": label,
-            "framework": context.framework,
-        },
+        **transfer._asdict(),
+        exposed_ns=exposed_ns,
+        cause=cause,
+        cause_share=_cause_share(because_ns, cause),
+        wait_share=round(wait_share, 4),
+        late_rank=late_rank,
+        late_rank_share=late_rank_share,
+        label=label,
+        framework=context.framework,
         change=remedy.change,
         saves_ns=remedy.saves_ns,
         saves_range_ns=remedy.saves_range_ns,
@@ -116,15 +388,15 @@ def _exposed(context: Context, label: str, exposed_ns: int) -> Finding:
     )
 
 
-def _longest_waited_for(context: Context, label: str) -> dict[str, EvidenceValue]:
-    """Return the rank that makes most of the waiting in a label, and its share; empty if none certainly does."""
+def _longest_waited_for(context: Context, label: str) -> tuple[int, float] | None:
+    """Return the rank that makes most of the waiting in a label, and its share; None if none certainly does."""
     rows = [row for row in context.analysis.stragglers.rows if row.label == label]
     total_ns = sum(row.caused_ns for row in rows)
     for row in rows:
         share = row.caused_ns / max(total_ns, 1)
         if not row.uncertain and share >= MIN_SHARE_OF_LATE_RANK:
-            return {"late_rank": row.rank, "late_rank_share": round(share, 4)}
-    return {}
+            return row.rank, round(share, 4)
+    return None
 
 
 def free_wait_share(context: Context, label: str) -> float:
@@ -245,10 +517,6 @@ class Transfer(NamedTuple):
     """Transfer for which no compute is left."""
     gb_per_s: float | None
 
-    def evidence(self) -> dict[str, EvidenceValue]:
-        """Return the figures that are known."""
-        return without_none(self._asdict())
-
 
 def _transfer(context: Context, label: str, because_ns: Mapping[str, int]) -> Transfer:
     """Return how much of the exposed time is transfer, how fast that is, and the compute that could still hide it."""
@@ -312,51 +580,69 @@ def longest_operations(context: Context, label: str, *, waits: bool = False) -> 
     return places_of(rows)
 
 
-def repeated_reductions(context: Context) -> Iterator[Finding]:
-    """Yield a finding if the gradients of one group are reduced several times in each step.
+class RepeatedReduction(FindingKind, frozen=True, kw_only=True):
+    """The gradients of one group are reduced several times in each step.
 
     The sizes of a step's reductions are then the same sequence several times over, and a forward
     begins between two of these sequences: buckets of equal size are no repetition.
     """
-    operations = context.analysis.tables["operations"].with_columns(
-        pl.col("label", "what").cast(pl.String)
-    )
-    reductions = operations.filter(
-        (pl.col("label") == "dp_comm") & pl.col("what").str.contains(REDUCTIONS)
-    )
-    if reductions.is_empty() or reductions["bytes"].null_count() == len(reductions):
-        return
-    repetitions = _repetitions_by_step(context, reductions)
-    # Ranks reduce together: where one lost a kernel and shows no sequence, the others still do. A
-    # step with fewer repetitions shows that they are not the rule.
-    times_per_step = min((max(of_ranks) for of_ranks in repetitions.values()), default=1)
-    if times_per_step < 2:
-        return
-    change = f"dp_comm x{1 / times_per_step:.4g}"
-    saves_ns = None
-    saves_range_ns = None
-    predicted = context.predict(change)
-    if predicted is not None:
-        saves_ns = max(predicted.saves_ns or 0, 0)
-        saves_range_ns = saved_range_ns(predicted)
-    exposed_ns = context.step.budget.exposed_ns.get("dp_comm", 0)
-    cost_ns = round(exposed_ns * (times_per_step - 1) / times_per_step)
-    rank_steps = sum(len(of_ranks) for of_ranks in repetitions.values())
-    yield Finding(
-        code="repeated_reduction",
-        cost_ns=cost_ns,
-        share=context.share(cost_ns),
-        where=longest_operations(context, "dp_comm"),
-        evidence={
-            "times_per_step": times_per_step,
-            "bytes_per_step": int(reductions["bytes"].sum() // rank_steps),
-            "framework": context.framework,
-        },
-        change=None if predicted is None else change,
-        saves_ns=saves_ns,
-        saves_range_ns=saves_range_ns,
-        certain="bounded",
-    )
+
+    code = "repeated_reduction"
+    title = "repeated reduction of gradients"
+    training_only = True
+    quick_to_try = True
+
+    times_per_step: int
+    bytes_per_step: int
+    framework: str | None
+
+    @classmethod
+    def find(cls, context: Context) -> Iterator[FindingKind]:
+        operations = context.analysis.tables["operations"].with_columns(
+            pl.col("label", "what").cast(pl.String)
+        )
+        reductions = operations.filter(
+            (pl.col("label") == "dp_comm") & pl.col("what").str.contains(REDUCTIONS)
+        )
+        if reductions.is_empty() or reductions["bytes"].null_count() == len(reductions):
+            return
+        repetitions = _repetitions_by_step(context, reductions)
+        # Ranks reduce together: where one lost a kernel and shows no sequence, the others still do. A
+        # step with fewer repetitions shows that they are not the rule.
+        times_per_step = min((max(of_ranks) for of_ranks in repetitions.values()), default=1)
+        if times_per_step < 2:
+            return
+        change = f"dp_comm x{1 / times_per_step:.4g}"
+        saves_ns = None
+        saves_range_ns = None
+        predicted = context.predict(change)
+        if predicted is not None:
+            saves_ns = max(predicted.saves_ns or 0, 0)
+            saves_range_ns = saved_range_ns(predicted)
+        exposed_ns = context.step.budget.exposed_ns.get("dp_comm", 0)
+        cost_ns = round(exposed_ns * (times_per_step - 1) / times_per_step)
+        rank_steps = sum(len(of_ranks) for of_ranks in repetitions.values())
+        yield cls(
+            cost_ns=cost_ns,
+            share=context.share(cost_ns),
+            where=longest_operations(context, "dp_comm"),
+            times_per_step=times_per_step,
+            bytes_per_step=int(reductions["bytes"].sum() // rank_steps),
+            framework=context.framework,
+            change=None if predicted is None else change,
+            saves_ns=saves_ns,
+            saves_range_ns=saves_range_ns,
+            certain="bounded",
+        )
+
+    def text(self) -> str:
+        return f"gradients are reduced {self.times_per_step:,} times per optimizer step"
+
+    def advice(self) -> str:
+        return (
+            "reduce them once, after the last micro-batch: `no_sync()` with DDP, "
+            "`set_requires_gradient_sync(False)` with FSDP2"
+        )
 
 
 def _repetitions_by_step(context: Context, reductions: pl.DataFrame) -> dict[object, list[int]]:

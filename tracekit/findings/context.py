@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from functools import cached_property
 
+import msgspec
 import polars as pl
 
 from tracekit.align.gpu_clock import WITHHOLDING_CASES
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import ChangedStep
 from tracekit.documents.findings import Place
+from tracekit.findings.kind import FindingKind, RunFacts
 from tracekit.findings.recorded import has_host_calls
 from tracekit.schema import has_stacks
 
@@ -72,6 +74,8 @@ class Context:
         self.step = analysis.step
         self.step_ns = analysis.step.known_ns or 0
         """Step without the profiler, or as recorded if that is not known, as far as the recording shows it."""
+        self.found: list[FindingKind] = []
+        """What was found so far: who looks for findings sees those of whom was asked before."""
         self._predictions = {row.change: row for row in analysis.changed_steps}
 
     def share(self, ns: float) -> float:
@@ -169,6 +173,21 @@ class Context:
     def is_inference(self) -> bool:
         """Whether the program only runs its model forward."""
         return self.analysis.workload == "inference"
+
+    @cached_property
+    def facts(self) -> RunFacts:
+        """What the words of every finding depend on."""
+        return RunFacts(
+            is_inference=self.is_inference,
+            generates=bool(self.analysis.step_kinds),
+            vendor=self.vendor,
+            steps_marked=self.step.is_marked,
+        )
+
+    @cached_property
+    def facts_of_host(self) -> RunFacts:
+        """What the words of findings about the host depend on."""
+        return msgspec.structs.replace(self.facts, between_steps_share=self.between_steps_share)
 
     @cached_property
     def captured_launches(self) -> int:

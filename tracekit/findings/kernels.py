@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -11,9 +11,13 @@ import msgspec
 import polars as pl
 
 from tracekit._util.shapes import is_shape, parse_list
+from tracekit._util.text import percent, short_ms
 from tracekit._util.values import first_that_holds
-from tracekit.documents.findings import EvidenceValue, Finding
 from tracekit.findings.context import Context
+from tracekit.findings.host import run_more_at_once
+from tracekit.findings.kind import FindingKind
+from tracekit.findings.phrases import in_module
+from tracekit.findings.remedies import operators_with_remedy
 from tracekit.metrics.kernel_limits import experts_bytes, memory_gb_s, product_bytes
 from tracekit.metrics.peaks import peak_tflop_s
 from tracekit.metrics.rates import (
@@ -43,6 +47,11 @@ MAX_SKINNY_SIZE = 64
 MAX_SHORT_SEQUENCE = 512
 """Length of sequences up to which attention is short of work for each block."""
 
+LIMIT_WORDS = {"peak": "GPU's peak rate", "bandwidth": "memory bandwidth"}
+"""What limits an operator, in words."""
+ATTENTION_OF_VENDORS = {"amd": ("CK", "AITER"), "nvidia": ("FlashAttention 3", "cuDNN")}
+"""Libraries with kernels of attention."""
+
 
 class _SlowOperator(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of one operator with equal sizes, and the time that they need at least.
@@ -63,44 +72,303 @@ class _SlowOperator(msgspec.Struct, frozen=True, kw_only=True):
     """Type in which it multiplies, whose peak rate is meant."""
 
 
-def kernel_findings(context: Context, explained: Collection[str]) -> Iterator[Finding]:
-    """Yield a finding about the operators with most time to gain, where shapes and the GPU's peak are known.
+class SlowKernel(FindingKind, frozen=True, kw_only=True):
+    """Operators take longer than their work needs, where shapes and the GPU's peak are known."""
 
-    *explained* are the operators about which another finding says more.
-    """
-    rank_steps = max(1, sum(len(rank.per_step) for rank in context.analysis.rank_results))
-    operators = [*_products(context, rank_steps), *_memory_bound(context, rank_steps)]
-    operators = [operator for operator in operators if operator.op not in explained]
-    slow = sorted(operators, key=lambda operator: -operator.gain_ns)[:MAX_KERNELS]
-    if not slow:
-        return
-    first = slow[0]
-    cost_ns = sum(operator.gain_ns for operator in slow)
-    reason = reason_of(
-        first.op, first.kind, first.shapes, multiprocessors=_multiprocessors(context)
+    code = "slow_kernel"
+    title = "slow kernels"
+    section = "rates"
+    names_vendor = True
+
+    op: str
+    module: str | None
+    shapes: str
+    limit: str
+    peak_dtype: str | None
+    share_of_limit: float
+    op_ns: int
+    op_gain_ns: int
+    operators: str
+    model_flop_utilisation: float | None
+
+    @classmethod
+    def find(cls, context: Context) -> Iterator[FindingKind]:
+        rank_steps = max(1, sum(len(rank.per_step) for rank in context.analysis.rank_results))
+        operators = [*_products(context, rank_steps), *_memory_bound(context, rank_steps)]
+        # Another finding says more about what it would change.
+        explained = operators_with_remedy(context, context.found)
+        operators = [operator for operator in operators if operator.op not in explained]
+        slow = sorted(operators, key=lambda operator: -operator.gain_ns)[:MAX_KERNELS]
+        if not slow:
+            return
+        first = slow[0]
+        cost_ns = sum(operator.gain_ns for operator in slow)
+        reason = reason_of(
+            first.op, first.kind, first.shapes, multiprocessors=_multiprocessors(context)
+        )
+        rates = context.analysis.rates
+        kind = KINDS_OF_REASON.get(reason, SlowKernel)
+        yield kind(
+            variant=reason,
+            cost_ns=round(cost_ns),
+            share=context.share(cost_ns),
+            op=first.op,
+            module=first.module,
+            shapes=first.shapes,
+            limit="peak" if first.is_compute else "bandwidth",
+            peak_dtype=first.dtype if first.is_compute else None,
+            share_of_limit=round(first.limit_ns / first.ns, 4),
+            op_ns=round(first.ns),
+            op_gain_ns=round(first.gain_ns),
+            operators=", ".join(dict.fromkeys(operator.op for operator in slow)),
+            model_flop_utilisation=None if rates is None else rates.total.utilisation,
+            certain="possible",
+        )
+
+    def text(self) -> str:
+        return self._slowest(self._of_limit)
+
+    def advice(self) -> str:
+        return "let `torch.compile` fuse it, and keep its inputs contiguous"
+
+    @property
+    def _of_limit(self) -> str:
+        """Share of the limit that the slowest operator reaches; of a peak rate, the type that it is the rate of."""
+        limit = LIMIT_WORDS.get(self.limit, "GPU's limit")
+        dtype = "" if self.peak_dtype is None else f" in {self.peak_dtype}"
+        return f"{percent(self.share_of_limit, digits=0)} of the {limit}{dtype}"
+
+    @property
+    def _gain(self) -> str:
+        return (
+            f"kernels are {short_ms(self.cost_ns)} slower than the GPU allows, "
+            f"{short_ms(self.op_gain_ns)} of it in"
+        )
+
+    def _slowest(self, reached: str) -> str:
+        operator = f"{self.op}{in_module(self.module)}"
+        cost = short_ms(self.cost_ns)
+        if short_ms(self.op_gain_ns) == cost:
+            return f"{operator} is {cost} slower than the GPU allows: it reaches {reached}"
+        return f"{self._gain} {operator}, which reaches {reached}"
+
+
+class SlowProduct(SlowKernel, frozen=True, kw_only=True):
+    """A matrix product, of which its sizes do not show why."""
+
+    case = "product"
+
+    def advice(self) -> str:
+        if self.run.is_inference:
+            return (
+                'try another kernel (`torch.compile(mode="max-autotune")`, a tuned library) or '
+                f"{run_more_at_once(self.run)}"
+            )
+        return 'try another kernel (`torch.compile(mode="max-autotune")`) or a larger batch'
+
+
+class MisalignedProduct(SlowKernel, frozen=True, kw_only=True):
+    """A product whose rows do not begin where the GPU reads fastest."""
+
+    case = "misaligned"
+
+    def text(self) -> str:
+        return f"{SlowKernel.text(self)}, because its sizes are no multiples of 8"
+
+    def advice(self) -> str:
+        return "pad sizes to multiples of 64 (vocabulary, hidden size, head count)"
+
+
+class SkinnyProduct(SlowKernel, frozen=True, kw_only=True):
+    """A product with one small size."""
+
+    case = "skinny"
+
+    def text(self) -> str:
+        return (
+            f"{SlowKernel.text(self)}, because one size of the product is small (it moves more than "
+            "it computes)"
+        )
+
+    def advice(self) -> str:
+        return (
+            "fuse it with what is before or behind it, batch several into one, or let "
+            "`torch.compile` do so"
+        )
+
+
+class FewTiles(SlowKernel, frozen=True, kw_only=True):
+    """A product with too few tiles to keep the GPU busy."""
+
+    case = "few_tiles"
+
+    def text(self) -> str:
+        return (
+            f"{SlowKernel.text(self)}, because its result has fewer tiles than the GPU has "
+            "multiprocessors"
+        )
+
+    def advice(self) -> str:
+        if self.run.is_inference:
+            return (
+                f"{run_more_at_once(self.run)}, use a kernel that splits the inner size (split-K), or join "
+                "products into one (a fused QKV projection)"
+            )
+        return (
+            "use a larger batch, or join products into one (a fused QKV projection, grouped "
+            "products)"
+        )
+
+
+class SlowAttention(SlowKernel, frozen=True, kw_only=True):
+    """Attention."""
+
+    case = "attention"
+
+    def advice(self) -> str:
+        libraries = ATTENTION_OF_VENDORS.get(self.run.vendor or "", ())
+        others = [library for library in libraries if library.lower() not in self.op.lower()]
+        named = f" ({', '.join(others)})" if others else ""
+        return f"use another attention kernel{named}"
+
+
+class ShortSequence(SlowKernel, frozen=True, kw_only=True):
+    """Attention over sequences that give each block too little work."""
+
+    case = "short_sequence"
+
+    def text(self) -> str:
+        return f"{SlowKernel.text(self)}, because its sequences are short"
+
+    def advice(self) -> str:
+        if self.run.is_inference:
+            return (
+                "use an attention kernel that splits the keys (FlashDecoding, paged attention), or "
+                f"{run_more_at_once(self.run)}"
+            )
+        return "pack several sequences into one (variable-length attention), or use a larger batch"
+
+
+class SlowConvolution(SlowKernel, frozen=True, kw_only=True):
+    """A convolution, whose output's size may be less than what is counted."""
+
+    case = "convolution"
+
+    def text(self) -> str:
+        return self._slowest(f"at most {self._of_limit}")
+
+    def advice(self) -> str:
+        return "use `channels_last`, a 16-bit type and `torch.backends.cudnn.benchmark = True`"
+
+
+class DepthwiseConvolution(SlowConvolution, frozen=True, kw_only=True):
+    """A convolution of each channel by itself."""
+
+    case = "depthwise"
+
+    def text(self) -> str:
+        return (
+            f"{SlowConvolution.text(self)}, because each channel is convolved by itself (it moves more "
+            "than it computes)"
+        )
+
+    def advice(self) -> str:
+        return (
+            "use `channels_last` and a 16-bit type, or let `torch.compile` fuse it with what is "
+            "behind it"
+        )
+
+
+class MisalignedChannels(SlowConvolution, frozen=True, kw_only=True):
+    """A convolution whose channels do not begin where the GPU reads fastest."""
+
+    case = "channels"
+
+    def text(self) -> str:
+        return (
+            f"{SlowConvolution.text(self)}, because its numbers of channels are no multiples of 8"
+        )
+
+    def advice(self) -> str:
+        return (
+            "pad the channels to multiples of 8 (an image's 3 to 4 or 8), use `channels_last` "
+            "and a 16-bit type"
+        )
+
+
+class SlowExperts(SlowKernel, frozen=True, kw_only=True):
+    """The products of experts in one kernel."""
+
+    case = "experts"
+
+    def advice(self) -> str:
+        return "tune its kernel for these sizes, or spread tokens evenly over experts"
+
+
+class FewTokens(SlowKernel, frozen=True, kw_only=True):
+    """Experts that get few tokens each."""
+
+    case = "few_tokens"
+
+    def text(self) -> str:
+        return (
+            f"{SlowKernel.text(self)}, because its experts get few tokens each (it moves more than "
+            "it computes)"
+        )
+
+    def advice(self) -> str:
+        if self.run.is_inference:
+            return f"{run_more_at_once(self.run)}, or put fewer experts on a GPU"
+        return "send more tokens through each call (a larger batch), or put fewer experts on a GPU"
+
+
+class SlowOptimizer(SlowKernel, frozen=True, kw_only=True):
+    """The optimizer."""
+
+    case = "optimizer"
+    training_only = True
+
+    def text(self) -> str:
+        return (
+            f"the optimizer's kernels are {short_ms(self.cost_ns)} slower than the GPU allows: {self.op} "
+            f"reaches {self._of_limit}"
+        )
+
+    def advice(self) -> str:
+        return "use the fused optimizer (`fused=True`)"
+
+
+class SlowCopy(SlowKernel, frozen=True, kw_only=True):
+    """Copies on the device."""
+
+    case = "copy"
+
+    def text(self) -> str:
+        return f"{self._gain} copies on the device: they reach {self._of_limit}"
+
+    def advice(self) -> str:
+        return "avoid them (`contiguous`, `cat`, `clone`)"
+
+
+KINDS_OF_REASON: dict[str, type[SlowKernel]] = {
+    kind.case: kind
+    for kind in (
+        SlowProduct,
+        MisalignedProduct,
+        SkinnyProduct,
+        FewTiles,
+        SlowAttention,
+        ShortSequence,
+        SlowConvolution,
+        DepthwiseConvolution,
+        MisalignedChannels,
+        SlowExperts,
+        FewTokens,
+        SlowOptimizer,
+        SlowCopy,
     )
-    rates = context.analysis.rates
-    evidence: dict[str, EvidenceValue] = {
-        "op": first.op,
-        "module": first.module,
-        "shapes": first.shapes,
-        "limit": "peak" if first.is_compute else "bandwidth",
-        "peak_dtype": first.dtype if first.is_compute else None,
-        "share_of_limit": round(first.limit_ns / first.ns, 4),
-        "op_ns": round(first.ns),
-        "op_gain_ns": round(first.gain_ns),
-        "operators": ", ".join(dict.fromkeys(operator.op for operator in slow)),
-        "model_flop_utilisation": None if rates is None else rates.total.utilisation,
-    }
-    yield Finding(
-        code="slow_kernel",
-        case=reason,
-        cost_ns=round(cost_ns),
-        share=context.share(cost_ns),
-        evidence=evidence,
-        saves_ns=None,
-        certain="possible",
-    )
+}
+"""Class by why the slowest operator is slow (``reason_of``); other operators have the words of ``SlowKernel``."""
 
 
 def _products(context: Context, rank_steps: int) -> Iterator[_SlowOperator]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
+from tracekit._util.text import percent, short_ms
 from tracekit.documents.analysis import ChangedStep
-from tracekit.documents.findings import EvidenceValue, Finding
 from tracekit.findings.communication import Remedy, longest_operations
 from tracekit.findings.context import Context
+from tracekit.findings.kind import FindingKind
+from tracekit.findings.phrases import communication_log, faster_links, graphs, or_unknown
 
 NOT_REMOVABLE = ("unexplained", "early_output")
 """Parts of a gap that no change removes."""
@@ -22,49 +25,243 @@ HIDDEN_MESSAGES = "hide pp_comm"
 FASTER_MESSAGES = "pp_comm x0.5"
 
 
-def schedule_findings(context: Context) -> Iterator[Finding]:
-    """Yield a finding for each part of the gap to the ideal, and for the bubble of the schedule."""
-    schedule = context.analysis.schedule
-    if schedule is None:
-        return
-    gap_ns = schedule.gap_ns or {}
-    for cause, part_ns in gap_ns.items():
-        if part_ns <= 0 or cause in NOT_REMOVABLE or cause in COMMUNICATION_CAUSES:
-            continue
-        if cause == "p2p":
-            yield _messages(context, gap_ns)
-        else:
-            yield _gap_part(context, gap_ns, cause)
-    head = schedule.head
-    if head.match.exact and head.gap_ns is not None and head.ideal_bubble > MIN_BUBBLE_SHARE:
-        bubble_ns = round(head.ideal_bubble * head.ideal_ns)
-        yield Finding(
-            code="schedule_gap",
-            case="own_bubble",
-            cost_ns=bubble_ns,
-            share=context.share(bubble_ns),
-            evidence={
-                "gap_part": "own_bubble",
-                "bubble_share": round(head.ideal_bubble, 4),
-                "schedule": schedule.compared_with,
-            },
-            certain="possible",
+class ScheduleGap(FindingKind, frozen=True, kw_only=True):
+    """A pipeline that takes longer than its schedule needs, or a schedule that leaves its stages idle."""
+
+    code = "schedule_gap"
+    title = "pipeline"
+    section = "gap"
+    training_only = True
+    names_vendor = True
+
+    @classmethod
+    def find(cls, context: Context) -> Iterator[FindingKind]:
+        schedule = context.analysis.schedule
+        if schedule is None:
+            return
+        gap_ns = schedule.gap_ns or {}
+        for cause, part_ns in gap_ns.items():
+            if part_ns <= 0 or cause in NOT_REMOVABLE or cause in COMMUNICATION_CAUSES:
+                continue
+            if cause == "p2p":
+                yield _messages(context, gap_ns)
+            else:
+                yield _gap_part(context, gap_ns, cause)
+        head = schedule.head
+        if head.match.exact and head.gap_ns is not None and head.ideal_bubble > MIN_BUBBLE_SHARE:
+            bubble_ns = round(head.ideal_bubble * head.ideal_ns)
+            yield OwnBubble(
+                cost_ns=bubble_ns,
+                share=context.share(bubble_ns),
+                gap_part="own_bubble",
+                bubble_share=round(head.ideal_bubble, 4),
+                schedule=schedule.compared_with,
+                certain="possible",
+            )
+
+
+class OwnBubble(ScheduleGap, frozen=True, kw_only=True):
+    """The time in which the schedule itself leaves stages idle."""
+
+    case = "own_bubble"
+
+    gap_part: str
+    bubble_share: float
+    schedule: str | None
+
+    def text(self) -> str:
+        return (
+            f"even without delays {or_unknown(self.schedule)} leaves each stage idle for "
+            f"{short_ms(self.cost_ns)} ({percent(self.bubble_share, digits=0)} of its ideal), while the "
+            "pipeline fills and drains (its bubble, part of exposed pp_comm and idle)"
+        )
+
+    def advice(self) -> str:
+        return "more micro-batches, more chunks per rank, or another schedule (`--what-if`)"
+
+
+class GapPart(ScheduleGap, frozen=True, kw_only=True):
+    """A part of the gap to the ideal: other work between the computations of the stages."""
+
+    gap_ns: int
+    gap_part: str
+    part_ns: int
+    schedule: str | None
+    framework: str | None
+    is_recorded_time: bool
+
+    def text(self) -> str:
+        return self._longer_because("other work runs between the stages' computations")
+
+    def advice(self) -> str:
+        return "shorten or move the work between the stages' computations"
+
+    @property
+    def _part(self) -> str:
+        """Its time; that it is one of the recording, where the step is stated without the profiler."""
+        return f"{short_ms(self.part_ns)}{' (as recorded)' if self.is_recorded_time else ''}"
+
+    def _longer_because(self, reason: str) -> str:
+        schedule = or_unknown(self.schedule)
+        return f"the pipeline takes {self._part} longer than {schedule} needs, because {reason}"
+
+    @property
+    def _wait_for_messages(self) -> str:
+        return (
+            f"pipeline stages wait {self._part} longer for each other's messages than "
+            f"{or_unknown(self.schedule)} needs"
         )
 
 
-def _gap_part(context: Context, gap_ns: Mapping[str, int], cause: str) -> Finding:
+class OtherOrder(GapPart, frozen=True, kw_only=True):
+    """Operations run in another order."""
+
+    case = "order"
+
+    def text(self) -> str:
+        return self._longer_because("operations run in another order")
+
+    def advice(self) -> str:
+        return f"run the operations in the order of {or_unknown(self.schedule)}"
+
+
+class UnequalStages(GapPart, frozen=True, kw_only=True):
+    """Stages take unequal time."""
+
+    case = "imbalance"
+
+    def text(self) -> str:
+        return self._longer_because("its stages take unequal time")
+
+    def advice(self) -> str:
+        return "move layers between stages until they take the same time"
+
+
+class UnequalMicrobatches(GapPart, frozen=True, kw_only=True):
+    """Micro-batches take unequal time."""
+
+    case = "variation"
+
+    def text(self) -> str:
+        return self._longer_because("micro-batches take unequal time")
+
+    def advice(self) -> str:
+        return "give every micro-batch the same work"
+
+
+class Messages(GapPart, frozen=True, kw_only=True):
+    """Stages wait for each other's messages."""
+
+    case = "p2p"
+
+    messages_alone_ns: int | None = None
+    """What earlier messages alone save, where the host must be faster as well."""
+
+    def text(self) -> str:
+        return self._wait_for_messages
+
+    def advice(self) -> str:
+        return "check the links; send and receive earlier (`isend`, `irecv`)"
+
+
+class MessagesAndHost(Messages, frozen=True, kw_only=True):
+    """The same, and the host takes nearly as long for a step."""
+
+    case = "p2p_and_host"
+
+    def text(self) -> str:
+        return f"{self._wait_for_messages}, and the CPU takes nearly as long for a step"
+
+    def advice(self) -> str:
+        return (
+            "do both: send and receive earlier and asynchronously (`isend`, `irecv`), which "
+            f"alone saves only {short_ms(self.messages_alone_ns)}, and start kernels earlier "
+            f"({graphs(self.run.vendor)}, less Python)"
+        )
+
+
+class SlowMessages(Messages, frozen=True, kw_only=True):
+    """The same, and there is too little compute to hide them."""
+
+    case = "p2p_transfer"
+    with_faster_links = True
+
+    def text(self) -> str:
+        return (
+            f"{self._wait_for_messages}, and there is too little compute to hide "
+            f"them{faster_links(self.saving_ns)}"
+        )
+
+    def advice(self) -> str:
+        return (
+            f"check links and transport{communication_log(self.run.vendor)}, or send fewer bytes (a "
+            "narrower type, fewer chunks per rank)"
+        )
+
+
+class StopsForCopies(GapPart, frozen=True, kw_only=True):
+    """Compute stops for copies between GPU and host."""
+
+    case = "offload"
+
+    def text(self) -> str:
+        return self._longer_because("compute stops for copies between GPU and host")
+
+    def advice(self) -> str:
+        return "copy earlier, or less"
+
+
+class LateLaunches(GapPart, frozen=True, kw_only=True):
+    """The host starts the stages' work late."""
+
+    case = "host"
+
+    def text(self) -> str:
+        return self._longer_because("the CPU starts its work late")
+
+    def advice(self) -> str:
+        own_graphs = graphs(self.run.vendor)
+        return f"start it earlier: {own_graphs}, fewer small kernels, or less Python in the step"
+
+
+class LateLaunchesUnderGraphs(LateLaunches, frozen=True, kw_only=True):
+    """The same although graphs of kernels are used."""
+
+    case = "host_under_graphs"
+
+    def text(self) -> str:
+        own_graphs = graphs(self.run.vendor)
+        return self._longer_because(f"the CPU starts its work late although {own_graphs} are used")
+
+    def advice(self) -> str:
+        return "use fewer and larger graphs, and less Python between their launches"
+
+
+KINDS_OF_PART: dict[str, type[GapPart]] = {
+    kind.case: kind
+    for kind in (OtherOrder, UnequalStages, UnequalMicrobatches, StopsForCopies, LateLaunches)
+}
+"""Class by the part of the gap; other parts have the words of ``GapPart``."""
+KINDS_OF_MESSAGES: dict[str, type[Messages]] = {
+    kind.case: kind for kind in (Messages, MessagesAndHost, SlowMessages)
+}
+"""Class by what is to be done about messages."""
+
+
+def _gap_part(context: Context, gap_ns: Mapping[str, int], cause: str) -> GapPart:
     """Return the finding about one part of the gap other than messages."""
     cost_ns = _cost(context, gap_ns, cause)
     change = CHANGES.get(cause)
     predicted = context.predict(change) if change is not None else None
     saves_ns = None if predicted is None else _saving(predicted)
-    is_host_under_graphs = cause == "host" and context.uses_cuda_graphs
-    return Finding(
-        code="schedule_gap",
-        case="host_under_graphs" if is_host_under_graphs else cause,
+    kind = KINDS_OF_PART.get(cause, GapPart)
+    if kind is LateLaunches and context.uses_cuda_graphs:
+        kind = LateLaunchesUnderGraphs
+    return kind(
+        variant=cause if kind is GapPart else "",
         cost_ns=cost_ns,
         share=context.share(cost_ns),
-        evidence=_evidence(context, gap_ns, cause),
+        **_facts_of_part(context, gap_ns, cause),
         change=None if predicted is None else change,
         saves_ns=saves_ns,
         saves_range_ns=None if saves_ns is None else (0, saves_ns),
@@ -72,7 +269,7 @@ def _gap_part(context: Context, gap_ns: Mapping[str, int], cause: str) -> Findin
     )
 
 
-def _messages(context: Context, gap_ns: Mapping[str, int]) -> Finding:
+def _messages(context: Context, gap_ns: Mapping[str, int]) -> Messages:
     """Return the finding about messages between stages, with what would save most of their time.
 
     Messages under compute save little where something else takes as long: the hosts, which must then
@@ -83,17 +280,17 @@ def _messages(context: Context, gap_ns: Mapping[str, int]) -> Finding:
     if hidden is not None:
         remedy = _remedy_of_messages(context, hidden)
     cost_ns = _cost(context, gap_ns, "p2p")
-    evidence = _evidence(context, gap_ns, "p2p")
-    if hidden is not None and remedy.case == "p2p_and_host":
+    alone_ns = None
+    kind = KINDS_OF_MESSAGES[remedy.case or "p2p"]
+    if hidden is not None and kind is MessagesAndHost:
         cost_ns = _cost(context, gap_ns, "p2p", "host")
-        evidence["messages_alone_ns"] = _saving(hidden)
-    return Finding(
-        code="schedule_gap",
-        case=remedy.case or "p2p",
+        alone_ns = _saving(hidden)
+    return kind(
         cost_ns=cost_ns,
         share=context.share(cost_ns),
         where=longest_operations(context, "pp_comm"),
-        evidence=evidence,
+        **_facts_of_part(context, gap_ns, "p2p"),
+        messages_alone_ns=alone_ns,
         change=remedy.change,
         saves_ns=remedy.saves_ns,
         saves_range_ns=remedy.saves_range_ns,
@@ -164,8 +361,8 @@ def _saving(predicted: ChangedStep) -> int:
     return max(predicted.saves_ns or 0, 0)
 
 
-def _evidence(context: Context, gap_ns: Mapping[str, int], cause: str) -> dict[str, EvidenceValue]:
-    """Return what a finding about a part of the gap rests on."""
+def _facts_of_part(context: Context, gap_ns: Mapping[str, int], cause: str) -> dict[str, Any]:
+    """Return the fields of every finding about a part of the gap."""
     schedule = context.analysis.schedule
     return {
         "gap_ns": sum(gap_ns.values()),

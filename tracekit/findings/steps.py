@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
+from tracekit._util.text import ranks_named, short_ms
 from tracekit.documents.analysis import StepTime
-from tracekit.documents.findings import MAX_PLACES_PER_FINDING, EvidenceValue, Finding, Place
+from tracekit.documents.findings import MAX_PLACES_PER_FINDING, Place
 from tracekit.findings.context import Context, places_of
+from tracekit.findings.kind import FindingKind
 
 MIN_EXTRA_SHARE = 0.1
 """Share of a slow step's excess from which an activity that the others lack explains it."""
@@ -23,67 +26,332 @@ MIN_TIMES_MORE_WORK = 1.5
 evaluation)."""
 
 
-def step_findings(context: Context) -> Iterator[Finding]:
-    """Yield a finding for each step that takes longer than the others."""
-    if context.analysis.step_kinds:  # steps differ by their kinds, each of which has a tail
-        yield from _delayed_decode(context)
-        return
-    usual_ns = context.step.time_ns or 0
-    # What only the first step does may be start-up, and what only the last one does the end of the recording.
-    ends = (context.step.per_step[0], context.step.per_step[-1]) if context.step.per_step else ()
-    for step in context.step.unusual:
-        if step.time_ns <= usual_ns or step in ends:
-            continue
-        excess_ns = step.time_ns - usual_ns
-        cost_ns = excess_ns / len(context.step.per_step)
-        # Of what the run spends on a step: it may be more than an ordinary one takes.
-        mean_ns = sum(each.time_ns for each in context.step.per_step) / len(context.step.per_step)
-        late_ranks = _late_ranks(context, step, excess_ns)
-        case, evidence = _cause(context, step, excess_ns, late_ranks)
-        yield Finding(
-            code="slow_step",
-            case=case,
-            cost_ns=round(cost_ns),
-            share=cost_ns / mean_ns,
-            ranks=late_ranks,
-            steps=() if step.step is None else (step.step,),
-            where=_places(context, step),
-            evidence={
-                "step": step.step,
-                "time_ns": step.time_ns,
-                "usual_ns": usual_ns,
-                "excess_ns": excess_ns,
-                "recorded_steps": len(context.step.per_step),
-                "mean_ns": round(mean_ns),
-                "share_of": "mean step",
+class SlowStep(FindingKind, frozen=True, kw_only=True):
+    """A step takes longer than the others."""
+
+    code = "slow_step"
+    case = "unknown"
+    title = "slow step"
+
+    step: int | None
+    time_ns: int
+    usual_ns: int
+    excess_ns: int
+    recorded_steps: int
+    mean_ns: int
+    share_of: str
+
+    @classmethod
+    def find(cls, context: Context) -> Iterator[FindingKind]:
+        if context.analysis.step_kinds:  # steps differ by their kinds, each of which has a tail
+            return
+        usual_ns = context.step.time_ns or 0
+        # What only the first step does may be start-up, and what only the last one does the end of the
+        # recording.
+        ends = (
+            (context.step.per_step[0], context.step.per_step[-1]) if context.step.per_step else ()
+        )
+        for step in context.step.unusual:
+            if step.time_ns <= usual_ns or step in ends:
+                continue
+            excess_ns = step.time_ns - usual_ns
+            cost_ns = excess_ns / len(context.step.per_step)
+            # Of what the run spends on a step: it may be more than an ordinary one takes.
+            mean_ns = sum(each.time_ns for each in context.step.per_step) / len(
+                context.step.per_step
+            )
+            late_ranks = _late_ranks(context, step, excess_ns)
+            kind, evidence = _cause(context, step, excess_ns, late_ranks)
+            yield kind(
+                cost_ns=round(cost_ns),
+                share=cost_ns / mean_ns,
+                ranks=late_ranks,
+                steps=() if step.step is None else (step.step,),
+                where=_places(context, step),
+                step=step.step,
+                time_ns=step.time_ns,
+                usual_ns=usual_ns,
+                excess_ns=excess_ns,
+                recorded_steps=len(context.step.per_step),
+                mean_ns=round(mean_ns),
+                share_of="mean step",
+                saves_ns=round(cost_ns),
+                saves_range_ns=(0, round(cost_ns)),
+                certain="bounded",
                 **evidence,
-            },
-            saves_ns=round(cost_ns),
-            saves_range_ns=(0, round(cost_ns)),
-            certain="bounded",
+            )
+
+    def text(self) -> str:
+        return f"{self._takes}{self._while_others_wait}"
+
+    def advice(self) -> str:
+        return f"look at step {self._number} in the timeline: what it did and the others did not"
+
+    @property
+    def _number(self) -> str:
+        return "unknown" if self.step is None else f"{self.step:,}"
+
+    @property
+    def _takes(self) -> str:
+        return f"step {self._number} takes {short_ms(self.time_ns)}, the others {short_ms(self.usual_ns)}"
+
+    @property
+    def _while_others_wait(self) -> str:
+        """For whom the others wait in it; empty if nobody comes late to it."""
+        return f"; the others wait for {ranks_named(self.ranks)}" if self.ranks else ""
+
+
+class StepWithCheckpoint(SlowStep, frozen=True, kw_only=True):
+    """It writes a checkpoint."""
+
+    case = "checkpoint"
+    training_only = True
+
+    copies_to_host: int
+
+    def text(self) -> str:
+        return (
+            f"{self._takes}: it copies the weights to the host and writes them "
+            f"(checkpoint){self._while_others_wait}"
+        )
+
+    def advice(self) -> str:
+        return (
+            "save asynchronously (`torch.distributed.checkpoint.async_save`), from pinned "
+            "memory, or less often"
         )
 
 
-def _delayed_decode(context: Context) -> Iterator[Finding]:
-    """Yield a finding if sequences that decode wait for prefills much longer than for their own steps."""
-    for kind in context.analysis.step_kinds:
-        delay_ns = kind.delay_ns
-        usual_ns = kind.interval_ns or kind.time_ns
-        if kind.kind != "decode" or delay_ns is None or delay_ns < MIN_TIMES_DELAYED * usual_ns:
-            continue
-        cost_ns = delay_ns * kind.delayed_steps / max(len(context.step.per_step), 1)
-        yield Finding(
-            code="slow_step",
-            case="prefill",
-            cost_ns=round(cost_ns),
-            share=context.share(cost_ns),
-            evidence={
-                "delay_ns": delay_ns,
-                "usual_ns": usual_ns,
-                "delayed_steps": kind.delayed_steps,
-                "decode_steps": kind.steps,
-            },
-            certain="possible",
+class StepWithEvaluation(SlowStep, frozen=True, kw_only=True):
+    """It evaluates as well."""
+
+    case = "evaluation"
+    training_only = True
+
+    forward_events: int
+    usual_forward_events: int
+
+    def text(self) -> str:
+        return (
+            f"{self._takes}: it also runs {self.forward_events:,} forward kernels without "
+            f"a backward (evaluation){self._while_others_wait}"
+        )
+
+    def advice(self) -> str:
+        return "leave evaluation out of the timed steps, or evaluate less often or elsewhere"
+
+
+class StepWithActivity(SlowStep, frozen=True, kw_only=True):
+    """The host does something for longer in it than in others."""
+
+    extra_ns: int
+
+    @property
+    def _extra(self) -> str:
+        return short_ms(self.extra_ns)
+
+
+class StepThatCompiles(StepWithActivity, frozen=True, kw_only=True):
+    """It compiles."""
+
+    case = "compile"
+
+    def text(self) -> str:
+        return f"{self._takes}: torch.compile compiles in it for {self._extra}{self._while_others_wait}"
+
+    def advice(self) -> str:
+        return "run every shape once before the loop, or mark changing dimensions as dynamic"
+
+
+class StepThatLoadsData(StepWithActivity, frozen=True, kw_only=True):
+    """It waits longer for its batch."""
+
+    case = "data_loading"
+
+    def text(self) -> str:
+        batch = "input" if self.run.is_inference else "batch"
+        return (
+            f"{self._takes}: it waits {self._extra} longer for its {batch}{self._while_others_wait}"
+        )
+
+    def advice(self) -> str:
+        if self.run.is_inference:
+            return "prepare inputs ahead of time, in another process"
+        return "use more DataLoader workers or a larger `prefetch_factor`"
+
+
+class StepInPython(StepWithActivity, frozen=True, kw_only=True):
+    """The host is in Python for longer."""
+
+    case = "python"
+
+    def text(self) -> str:
+        return (
+            f"{self._takes}: the host is in Python for {self._extra} (a garbage "
+            f"collection, logging or file access){self._while_others_wait}"
+        )
+
+    def advice(self) -> str:
+        return (
+            "record with `with_stack=True`; if it is the garbage collector, call `gc.freeze()` "
+            "or collect at set times"
+        )
+
+
+class StepThatCopies(StepWithActivity, frozen=True, kw_only=True):
+    """Copies of pageable memory hold the host for longer."""
+
+    case = "pageable_copy"
+
+    def text(self) -> str:
+        return (
+            f"{self._takes}: copies of pageable host memory hold the host for "
+            f"{self._extra} longer{self._while_others_wait}"
+        )
+
+    def advice(self) -> str:
+        return "pin the memory (`pin_memory=True`) and copy with `non_blocking=True`"
+
+
+class StepThatSearches(StepWithActivity, frozen=True, kw_only=True):
+    """DDP searches for unused parameters for longer."""
+
+    case = "unused_parameters"
+    training_only = True
+
+    def text(self) -> str:
+        return (
+            f"{self._takes}: DDP searches for unused parameters for {self._extra} "
+            f"longer{self._while_others_wait}"
+        )
+
+    def advice(self) -> str:
+        return "leave `find_unused_parameters=True` out if every parameter gets a gradient"
+
+
+class StepThatAllocates(StepWithActivity, frozen=True, kw_only=True):
+    """The host allocates memory for longer."""
+
+    case = "allocator"
+
+    def text(self) -> str:
+        return (
+            f"{self._takes}: the host allocates and frees GPU memory for "
+            f"{self._extra} longer{self._while_others_wait}"
+        )
+
+    def advice(self) -> str:
+        return (
+            "run the largest shapes once before the loop, or set "
+            "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`"
+        )
+
+
+class StepThatWaits(StepWithActivity, frozen=True, kw_only=True):
+    """The host waits for the GPU for longer."""
+
+    case = "host_sync"
+
+    def text(self) -> str:
+        return f"{self._takes}: the host waits {self._extra} longer for the GPU{self._while_others_wait}"
+
+    def advice(self) -> str:
+        return (
+            f"look at step {self._number} in the timeline: what the GPU did in it and in no other"
+        )
+
+
+class StepOnCpu(StepWithActivity, frozen=True, kw_only=True):
+    """Operators run on the CPU for longer."""
+
+    case = "host_compute"
+
+    def text(self) -> str:
+        return (
+            f"{self._takes}: operators run on the CPU for {self._extra} "
+            f"longer{self._while_others_wait}"
+        )
+
+    def advice(self) -> str:
+        return "move this work to the GPU or out of the loop"
+
+
+class StepThatLaunches(StepWithActivity, frozen=True, kw_only=True):
+    """The host takes longer to launch its work."""
+
+    case = "launch_bound"
+
+    def text(self) -> str:
+        return (
+            f"{self._takes}: the host takes {self._extra} longer to launch its "
+            f"work{self._while_others_wait}"
+        )
+
+    def advice(self) -> str:
+        return (
+            f"look at step {self._number} in the timeline: operators that only it runs, or that "
+            "it runs for the first time"
+        )
+
+
+KINDS_OF_SLOW_STEP: dict[str, type[StepWithActivity]] = {
+    kind.case: kind
+    for kind in (
+        StepThatCompiles,
+        StepThatLoadsData,
+        StepInPython,
+        StepThatCopies,
+        StepThatSearches,
+        StepThatAllocates,
+        StepThatWaits,
+        StepOnCpu,
+        StepThatLaunches,
+    )
+}
+"""Class of a slow step by the activity of the host that makes it so (``time_by_activity.HOST_CODES``)."""
+
+
+class DelayedDecode(FindingKind, frozen=True, kw_only=True):
+    """Sequences that decode wait for prefills much longer than for their own steps."""
+
+    code = "slow_step"
+    case = "prefill"
+    title = "slow step"
+
+    delay_ns: int
+    usual_ns: int
+    delayed_steps: int
+    decode_steps: int
+
+    @classmethod
+    def find(cls, context: Context) -> Iterator[FindingKind]:
+        for kind in context.analysis.step_kinds:
+            delay_ns = kind.delay_ns
+            usual_ns = kind.interval_ns or kind.time_ns
+            is_decode = kind.kind == "decode"
+            if not is_decode or delay_ns is None or delay_ns < MIN_TIMES_DELAYED * usual_ns:
+                continue
+            cost_ns = delay_ns * kind.delayed_steps / max(len(context.step.per_step), 1)
+            yield cls(
+                cost_ns=round(cost_ns),
+                share=context.share(cost_ns),
+                delay_ns=delay_ns,
+                usual_ns=usual_ns,
+                delayed_steps=kind.delayed_steps,
+                decode_steps=kind.steps,
+                certain="possible",
+            )
+
+    def text(self) -> str:
+        return (
+            f"in {self.delayed_steps:,} of {self.decode_steps:,} decode steps the sequences wait "
+            f"{short_ms(self.delay_ns)} for a prefill; otherwise a token takes {short_ms(self.usual_ns)}"
+        )
+
+    def advice(self) -> str:
+        return (
+            "compute prefills in smaller pieces beside decode (SGLang `--chunked-prefill-size`, vLLM "
+            "`--max-num-batched-tokens`), or on other GPUs: tokens then come more evenly, not sooner in all"
         )
 
 
@@ -101,8 +369,8 @@ def _late_ranks(context: Context, step: StepTime, excess_ns: int) -> tuple[int, 
 
 def _cause(
     context: Context, step: StepTime, excess_ns: int, late_ranks: tuple[int, ...]
-) -> tuple[str, dict[str, EvidenceValue]]:
-    """Return what the step did that the others did not, and the figures that show it.
+) -> tuple[type[SlowStep], dict[str, Any]]:
+    """Return the class of what the step did that the others did not, and the figures that show it.
 
     Where the others wait for *late_ranks*, only what these did counts, in the step or at the end of
     the one before: what makes them late may happen before they begin the step.
@@ -114,14 +382,14 @@ def _cause(
         if position:
             scopes.append(_StepScope(context, numbers[position - 1], late_ranks))
     causes = [_cause_in(scope, excess_ns) for scope in scopes]
-    for case in ("checkpoint", "evaluation"):
-        for named, evidence in causes:
-            if named == case:
-                return named, evidence
+    for recurring in (StepWithCheckpoint, StepWithEvaluation):
+        for kind, evidence in causes:
+            if kind is recurring:
+                return kind, evidence
     return max(causes, key=lambda cause: cause[1].get("extra_ns") or 0)
 
 
-def _cause_in(scope: _StepScope, excess_ns: int) -> tuple[str, dict[str, EvidenceValue]]:
+def _cause_in(scope: _StepScope, excess_ns: int) -> tuple[type[SlowStep], dict[str, Any]]:
     """Return what the ranks did longer or more often in one step than in the others."""
     copied = scope.extra_copies_to_host()
     host_ns = scope.extra_host_time()
@@ -132,17 +400,17 @@ def _cause_in(scope: _StepScope, excess_ns: int) -> tuple[str, dict[str, Evidenc
     writes_ns = host_ns.get("pageable_copy", 0) + host_ns.get("python", 0)
     trains = not scope.context.is_inference
     if trains and copied > 0 and writes_ns >= MIN_EXTRA_SHARE * excess_ns:
-        return "checkpoint", {"copies_to_host": round(copied)}
+        return StepWithCheckpoint, {"copies_to_host": round(copied)}
     has_more_forward = forward >= MIN_TIMES_MORE_WORK * usual_forward > 0
     has_more_backward = backward >= MIN_TIMES_MORE_WORK * usual_backward
     if trains and has_more_forward and not has_more_backward:
-        return "evaluation", {
+        return StepWithEvaluation, {
             "forward_events": round(forward),
             "usual_forward_events": round(usual_forward),
         }
     if largest is not None and host_ns[largest] >= MIN_EXTRA_SHARE * excess_ns:
-        return largest, {"extra_ns": round(host_ns[largest])}
-    return "unknown", {}
+        return KINDS_OF_SLOW_STEP[largest], {"extra_ns": round(host_ns[largest])}
+    return SlowStep, {}
 
 
 @dataclass(frozen=True)

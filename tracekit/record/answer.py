@@ -43,6 +43,14 @@ def answer_of(analysis: Analysis) -> Answer:
     return Answer(first_sentences(view_of(analysis)), scalars(analysis))
 
 
+def answer_to(tables: Sequence[RankTables], folder: Path) -> Answer:
+    """Return the answer to the gathered *tables* of all ranks, whose traces are in *folder*."""
+    from tracekit.analysis.combine.combine_ranks import combine
+    from tracekit.run.findings import ROOM_FINDERS
+
+    return answer_of(combine(tables, paths=[str(folder)], schedule="auto", finders=ROOM_FINDERS))
+
+
 def analyse_apart(files: Sequence[Path]) -> Answer:
     """Return the answer to the traces *files*, from another process.
 

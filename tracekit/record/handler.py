@@ -13,9 +13,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from tracekit._util.text import counted, listing, size
-from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.errors import TracekitError
-from tracekit.record.answer import Answer, analyse_apart, answer_of, gather_tables
+from tracekit.record.answer import Answer, analyse_apart, answer_to, gather_tables
 from tracekit.record.process_info import TRACE_SUFFIX, ProcessInfo, find_process_info
 
 Log = Callable[[Mapping[str, float]], object]
@@ -127,9 +126,7 @@ class Handler:
         try:
             tables = gather_tables(self.process.file if written else None)
             if tables and (self.answer or self.log):
-                self._report(
-                    answer_of(combine(tables, paths=[str(self.process.folder)], schedule="auto"))
-                )
+                self._report(answer_to(tables, self.process.folder))
         except Exception as error:
             self._log_failure(error)
 

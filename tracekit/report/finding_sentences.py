@@ -8,7 +8,7 @@ are phrases made of several.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tracekit._util.text import join_with_and, short_ms
+from tracekit._util.text import short_ms
 from tracekit.metrics.alternatives import ALTERNATIVES, Alternative
 from tracekit.report.evidence_words import FindingWords
 from tracekit.report.words import WORDS
@@ -63,17 +63,6 @@ def longer_than_schedule(words: FindingWords, reason: str) -> str:
 def wait_for_messages(words: FindingWords) -> str:
     longer = f"{words['part_ns']}{words.as_recorded} longer for each other's messages"
     return f"pipeline stages wait {longer} than {words['schedule']} needs"
-
-
-def waiting_unknown(words: FindingWords) -> str:
-    labels = words["labels"].split(", ")
-    is_exposed = "is exposed (no compute beside it)"
-    if len(labels) > 1:
-        is_exposed = "are exposed (no compute beside them)"
-    return (
-        f"{words['exposed_ns']} of {join_with_and(labels)} {is_exposed}; how much of that is waiting "
-        "is not known"
-    )
 
 
 def first_slow_kernel(words: FindingWords) -> str:
@@ -1099,108 +1088,6 @@ def slow_kernel_product(words: FindingWords) -> FindingTexts:
     return FindingTexts(
         text=first_slow_kernel(words),
         advice='try another kernel (`torch.compile(mode="max-autotune")`) or a larger batch',
-    )
-
-
-@texts("recording")
-def recording(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=f"{waiting_unknown(words)}: operations of some ranks have no match",
-        advice="record all ranks over the same time",
-    )
-
-
-def unexplained(words: FindingWords) -> str:
-    # Recorded, not idle: the time without the profiler counts as idle what the recording lacks.
-    text = f"no GPU work is recorded for {words['idle_ns']}"
-    if words["unexplained_ns"] != words["idle_ns"]:
-        return f"{text}; for {words['unexplained_ns']} of that the recording does not show why"
-    return f"{text}, and the recording does not show why"
-
-
-@texts("recording", "idle")
-def recording_idle(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=unexplained(words),
-        advice=(
-            "look at the longest gaps in the timeline (`-o report.html`); stacks (`with_stack=True`) "
-            "tell what the CPU does in them"
-        ),
-    )
-
-
-@texts("recording", "idle_with_stacks")
-def recording_idle_with_stacks(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=unexplained(words),
-        advice=(
-            "look at the longest gaps in the timeline (`-o report.html`): the recorded stacks tell what "
-            "the CPU does in them"
-        ),
-    )
-
-
-@texts("recording", "capture")
-def recording_capture(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=(
-            f"the recording shows how graphs are captured: {words['captured_launches']} launches "
-            "recorded a graph and ran nothing"
-        ),
-        advice="name it with `--capture` beside the recording of steps that replay the graphs",
-    )
-
-
-@texts("recording", "idle_host_unknown")
-def recording_idle_host_unknown(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=(
-            f"the GPU is idle for {words['idle_ns']}; what the CPU does then is not in the recording"
-        ),
-        advice="record CPU activities as well (`tracekit doctor` says how)",
-    )
-
-
-@texts("recording", "ranks")
-def recording_ranks(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=(
-            f"{waiting_unknown(words)}: only {words['given_ranks']} of {words['world_size']} "
-            f"ranks {'is' if words['given_ranks'] == '1' else 'are'} here"
-        ),
-        advice="add the traces of the other ranks",
-    )
-
-
-@texts("recording", "one_rank")
-def recording_one_rank(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=f"{waiting_unknown(words)}: only rank {words.rank} is here",
-        advice="add the traces of the other ranks",
-    )
-
-
-@texts("recording", "gpu_work")
-def recording_gpu_work(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=f"{waiting_unknown(words)}: {words.ranks_named} has no GPU work in its trace",
-        advice="record GPU work on every rank (`tracekit doctor` says how)",
-    )
-
-
-@texts("recording", "peers")
-def recording_peers(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=f"{waiting_unknown(words)}: messages do not name their peer",
-        advice="record to whom messages go: a newer PyTorch, or `nsys export --include-blobs=true`",
-    )
-
-
-@texts("recording", "groups")
-def recording_groups(words: FindingWords) -> FindingTexts:
-    return FindingTexts(
-        text=f"{waiting_unknown(words)}: process groups are not recorded",
-        advice="record process groups (`tracekit doctor` says how)",
     )
 
 

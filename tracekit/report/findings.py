@@ -132,7 +132,10 @@ def with_sentences(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     "shorten or move the work between the stages' computations"
     """
     return tuple(
-        msgspec.structs.replace(finding, **finding_texts(finding)._asdict()) for finding in findings
+        finding
+        if finding.text
+        else msgspec.structs.replace(finding, **finding_texts(finding)._asdict())
+        for finding in findings
     )
 
 

@@ -30,6 +30,7 @@ from tracekit.pipeline.reconstruct.parallel_groups import split_layout
 from tracekit.results import AnalysisResult
 from tracekit.roles.combine import combine_roles, main_role
 from tracekit.run import driver
+from tracekit.run.findings import ROOM_FINDERS
 from tracekit.run.measure import SourceWorker
 from tracekit.store.source_workers import map_sources, pipeline_map
 from tracekit.store.sources import OneRole, PathList, Paths, attach_named_capture, failure_notices
@@ -160,6 +161,7 @@ def analyze(
         combine_tables = partial(
             combine,
             paths=run_input.original_paths or measured.paths,
+            finders=ROOM_FINDERS,
             map_function=pipeline_map(workers, executor),
         )
         # The caller's options describe the main role (schedule, layout, pipeline) or ask about it
