@@ -10,7 +10,7 @@ import pytest
 
 from tests.kept import analysis_of
 from tracekit import analyze
-from tracekit.align.gpu_clock import align_gpu_clock
+from tracekit.align.gpu_clock import WITHHOLDING_CASES, align_gpu_clock
 from tracekit.schema import EVENTS, RankEvents, Source, conform
 
 
@@ -131,6 +131,20 @@ def test_where_no_shift_explains_the_times_savings_are_withheld(samples, tmp_pat
     assert cases == ["unexplained"]
     assert analysis.step.free is None
     assert {finding.saves_ns for finding in analysis.findings} <= {None}
+
+
+def test_where_a_clock_is_doubtful_the_schedule_is_found_by_the_order_of_launches(
+    samples, tmp_path
+):
+    def shuffled(event):
+        return event["ts"] - 200 * (event.get("args", {}).get("correlation", 0) % 2)
+
+    whole = analysis_of(samples / "1f1b")
+    analysis = analyze(with_gpu_clock(samples / "1f1b", tmp_path, shuffled))
+    cases = {notice.values["case"] for notice in analysis.notices if notice.code == "gpu-clock"}
+    assert cases & set(WITHHOLDING_CASES)
+    assert analysis.schedule.name == whole.schedule.name
+    assert analysis.schedule.head.orders() == whole.schedule.head.orders()
 
 
 def test_a_drift_that_the_times_leave_open_is_least_and_said_to_be_unknown():

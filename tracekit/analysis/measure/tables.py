@@ -73,7 +73,7 @@ from tracekit.metrics.step_time import (
 )
 from tracekit.pipeline.reconstruct import RankPipeline, rank_pipeline
 from tracekit.roles.weight_updates import reload_events
-from tracekit.schema import EVENTS, IDLE_CAUSES, LABELLED, RankEvents
+from tracekit.schema import EVENTS, IDLE_CAUSES, LABELLED, RankEvents, Source
 
 MAX_GAPS_PER_RANK = 100
 """Idle gaps that are listed, the longest; sums are over all gaps."""
@@ -302,15 +302,14 @@ def measure_rank(
     rank = labelled_rank.rank
     host = labelled_rank.host
     labelled = labelled_rank.gpu_events
-    if is_clock_unexplained(rank.source):  # what a launch has to do with its work is not known
-        labelled = labelled.with_columns(launch_ns=pl.lit(None, LABELLED["launch_ns"]))
     repeated = repetition_notices(labelled, rank.source)
-    recording = check_completeness(host.calls, labelled)
+    recording = check_completeness(host.calls, _comparable_launches(labelled, rank.source))
     labelled = add_slow_launch_ends(labelled, host.calls.rows)
     labelled, lost, unmarked = _number_steps_with_lost(labelled, labelled_rank.lost)
-    gpu_events, step_table, step_notices = assign_parts(
+    in_launch_order, step_table, step_notices = assign_parts(
         labelled, steps, host=host_ranges(rank.events)
     )
+    gpu_events = _comparable_launches(in_launch_order, rank.source)
     lost = lost.filter(pl.col("step").is_in(step_table["step"].implode(), nulls_equal=True))
     other_steps = labelled if len(labelled) > len(gpu_events) else None
     in_full_queue = waits_for_queue(host.calls, gpu_events)
@@ -321,6 +320,7 @@ def measure_rank(
         step_table,
         host,
         recording,
+        launch_ns=in_launch_order["launch_ns"],
         waiting_calls=waiting_calls,
         other_steps=other_steps,
         rules=labelled_rank.rules,
@@ -335,7 +335,7 @@ def measure_rank(
     if pipeline:
         full_queue = union_of(host.calls.rows.filter(pl.Series(in_full_queue)))
         own_pipeline = rank_pipeline(
-            gpu_events, rank.source, around=labelled, lost=lost, full_queue=full_queue
+            in_launch_order, rank.source, around=labelled, lost=lost, full_queue=full_queue
         )
         own_pipeline = replace(own_pipeline, cut=recording.cut_steps)
     memory, memory_notices = _memory(rank, gpu_events, own_pipeline, all_steps=steps is None)
@@ -358,6 +358,16 @@ def measure_rank(
             *memory_notices,
         ),
     )
+
+
+def _comparable_launches(labelled: pl.DataFrame, source: Source) -> pl.DataFrame:
+    """Return the events with the times of their launches only if these can be compared with the GPU's times.
+
+    The order of launches holds whatever the GPU's clock shows: steps and pipelines are found by it.
+    """
+    if is_clock_unexplained(source):
+        return labelled.with_columns(launch_ns=pl.lit(None, LABELLED["launch_ns"]))
+    return labelled
 
 
 def _with_remedies(
@@ -401,6 +411,7 @@ def _measure_gpu_events(
     host: HostEvents,
     recording: Completeness,
     *,
+    launch_ns: pl.Series,
     waiting_calls: pl.DataFrame,
     other_steps: pl.DataFrame | None,
     rules: RuleBook | None,
@@ -410,7 +421,8 @@ def _measure_gpu_events(
     """Measure the labelled GPU events of the selected steps, over the whole window and by step.
 
     The pipeline, the memory and the notices are added by ``measure_rank``. *other_steps* are the GPU
-    events of all steps, if not all were selected: some may run while a selected step does.
+    events of all steps, if not all were selected: some may run while a selected step does. *launch_ns*
+    are the launches of the events: operations are in their order.
     """
     device = next(iter(rank.source.devices), None)
     is_large = len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY
@@ -492,7 +504,7 @@ def _measure_gpu_events(
         phases=phases(lanes),
         idle_causes=idle_causes,
         copies=copy_table,
-        operations=operations(gpu_events, lanes, part="part"),
+        operations=operations(gpu_events.with_columns(launch_ns=launch_ns), lanes, part="part"),
         gaps=name_next_events(longest_gaps, gpu_events),
         timeline=timeline(gpu_events),
         reload=reload_events(gpu_events, stretches),
