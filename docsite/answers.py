@@ -77,9 +77,10 @@ def shown_lines(shown: str, printed: list[str]) -> list[str]:
             continue
         begins_part = i == 0 or old[i - 1] == LEFT_OUT
         if begins_part:
-            row = next(
-                j for j in range(row, len(printed)) if _first_word(printed[j]) == _first_word(line)
-            )
+            first_words = [_first_word(later) for later in printed[row:]]
+            if _first_word(line) not in first_words:
+                raise SystemExit(f"the answer has no line that begins as this one any more: {line}")
+            row += first_words.index(_first_word(line))
         lines.append(printed[row])
         row += 1
     return lines

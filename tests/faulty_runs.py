@@ -21,6 +21,7 @@ from tracekit.store.sources import find
 LAYERS, STEPS = 20, 4
 LAYER_US, PAIR_US, ALL_US, OPTIMIZER_US = 1000, 100, 2000, 1000
 LAUNCH_US = 5
+START_NS = 1_700_000_000_000_000_000
 LATE_US = 6000
 GROUP_DESCRIPTIONS = ("TENSOR_MODEL_PARALLEL_GROUP", "DATA_PARALLEL_GROUP")
 
@@ -136,6 +137,8 @@ def write_faulty_run(folder: Path, ranks: int, fault: Fault, *, written: int | N
             "schemaVersion": 1,
             "record_shapes": 1,
             "distributedInfo": info,
+            # No two processes begin in the same nanosecond: equal times are those of copies.
+            "baseTimeNanoseconds": START_NS + part.number,
             "traceEvents": part.events,
         }
         (folder / f"rank{part.number}.json").write_text(json.dumps(trace))

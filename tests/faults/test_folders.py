@@ -191,14 +191,14 @@ def test_a_slow_file_gives_the_same_events(four, packed, monkeypatch):
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_cut_and_says_so(four, monkeypatch):
-    folder, restart = four(packed=False), Stream.restart
+    folder, restart = four(packed=False), Stream._restart_file
 
-    def shrink(self):
+    def shrink(self, _):
         restart(self, read_bytes=1000)
         if "rank2" in self.name:
             os.truncate(self.name, 40_000)
 
-    monkeypatch.setattr(Stream, "restart", shrink)
+    monkeypatch.setattr(Stream, "_restart_file", shrink)
     got = tracekit.load(folder, ranks=[2]).rank(2)
     assert 0 < got.events.height < 280
     assert "truncated" in {notice.code for notice in got.source.notices}

@@ -10,7 +10,7 @@ from tests.faulty_runs import FAULTS, tables_of_faulty_run, write_faulty_run
 from tests.kept import analysis_of, measuring_once
 from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.errors import OptionError
-from tracekit.report.terminal.first_screen import certainty
+from tracekit.report.first_screen import certainty
 from tracekit.report.view import View
 from tracekit.results import AnalysisResult
 from tracekit.run.analyze import analyze

@@ -432,8 +432,8 @@ def test_loading_costs_no_more_than_the_time_spent_in_it(findings_of):
 
 def many_small_waits_and_a_long_one(recording, start, _):
     """Nine values read in 0.02 ms each, and one call outside any operator that waits 4 ms."""
-    recording.op("loop", start + 0.001, start + 1.0)
-    recording.kernel(start + 0.02, start + 0.03, start + 6.0)
+    recording.op("loop", start + 0.001, start + 1.4)
+    recording.kernel(start + 1.2, start + 1.25, start + 6.0)
     for number in range(9):
         begin = start + 0.1 + number * 0.1
         recording.op("aten::item", begin, begin + 0.05)

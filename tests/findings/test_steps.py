@@ -357,8 +357,8 @@ def scope_of(*, copied=0, host_ns=None, forward=(10, 10), backward=(10, 10), is_
         ({"forward": (15, 10), "backward": (14, 10)}, "evaluation"),
         ({"forward": (15, 10), "is_inference": True}, "unknown"),
         ({"forward": (15, 0)}, "unknown"),  # the others have none
-        ({"host_ns": {"loader": 99, "gc": 100}}, "gc"),
-        ({"host_ns": {"loader": 99, "gc": 98}}, "unknown"),
+        ({"host_ns": {"loader": 99, "python": 100}}, "python"),
+        ({"host_ns": {"loader": 99, "python": 98}}, "unknown"),
     ],
 )
 def test_what_a_step_of_1000_ns_more_did_beside_the_others(scope, case):

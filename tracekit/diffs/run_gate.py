@@ -139,9 +139,9 @@ def gate(
     'pass'
     """
     require = checked_words(require, "require")
-    for text in require:
-        check_syntax(text)
     config = config or Config()
+    for text in require or config.require:
+        check_syntax(text)
     today = today or date.today()
     candidate_side = side_of(candidate, what="candidate")
     baseline_side = Side((), {}) if baseline is None else side_of(baseline, what="baseline")

@@ -275,9 +275,9 @@ def remarks_on(finding: Finding, number: int, budget: Budget) -> str:
 def finding_in_a_log(finding: Finding) -> str:
     """Return a finding as one line of a log: what it saves, or costs at most, then what, why and what to do.
 
-    >>> hang = Finding(code="hang", cost_ns=4_000_000, share=0.2, saves_ns=2_000_000)
-    >>> finding_in_a_log(*with_sentences([hang]))
-    'saves 2.00 ms (10 %): an operation did not complete → `tracekit late` shows which'
+    >>> texts = {"text": "kernels only move memory", "advice": "compile the model"}
+    >>> finding_in_a_log(Finding(code="unfused", cost_ns=4_000_000, share=0.2, saves_ns=2_000_000, **texts))
+    'saves 2.00 ms (10 %): kernels only move memory → compile the model'
     """
     if finding.cost_bytes and not finding.cost_ns:
         effect = size(finding.cost_bytes)

@@ -26,7 +26,7 @@ def test_every_part_of_the_gap_is_explained_in_its_order():
 def test_every_warning_is_explained():
     code = "\n".join(
         file.read_text(encoding="utf-8")
-        for file in (ROOT / "tracekit" / "against_ideal").glob("*.py")
+        for file in (ROOT / "tracekit" / "pipeline" / "against_ideal").glob("*.py")
     )
     used = set(re.findall(r'Notice\(\s*"([a-z-]+)"', code))
     assert used
