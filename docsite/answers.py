@@ -13,14 +13,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from typer.testing import CliRunner
 
 from docsite.finding_examples import example_of
 from tracekit.cli import make_app
-from tracekit.documents.findings import Finding
-from tracekit.report.findings import finding_texts
-from tracekit.run.findings import all_kinds
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTHS = {"README.md": 90, "docs/gallery.md": 90, "docs/gate.md": 120}
@@ -117,11 +113,9 @@ def fill_examples(text: str) -> str:
 
 
 def _sentence(example: dict[str, Any]) -> str:
-    if any(code == example["code"] for code, _ in all_kinds()):
-        figures = {**example, **example.get("evidence", {})}
-        figures.pop("evidence", None)
-        return example_of(**figures).text()
-    return finding_texts(msgspec.convert(example, Finding)).text
+    figures = {**example, **example.get("evidence", {})}
+    figures.pop("evidence", None)
+    return example_of(**figures).text()
 
 
 def main() -> None:

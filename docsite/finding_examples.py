@@ -8,7 +8,7 @@ from typing import Any, get_args
 import msgspec
 
 from tracekit.findings.kind import FindingKind
-from tracekit.run.findings import all_kinds
+from tracekit.results.finders import all_kinds
 
 
 def example_of(code: str, case: str = "", **fields: Any) -> FindingKind:

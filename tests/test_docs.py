@@ -26,10 +26,9 @@ from docsite.answers import (
 )
 from tests.kept import analysis_of
 from tracekit.cli import make_app
-from tracekit.report.finding_sentences import TEXTS
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.screen import Screen
-from tracekit.run.findings import all_kinds
+from tracekit.results.finders import all_kinds
 
 pytestmark = pytest.mark.usefixtures("measured_once")
 
@@ -195,7 +194,7 @@ def test_the_page_of_findings_has_an_example_of_each_row_in_todays_words():
     rows = re.findall(r"^\| (`.+) \| .+ \| .+ \|$", table, re.MULTILINE)
     assert rows == list(tomllib.loads(EXAMPLES.read_text(encoding="utf-8")))
     named = set(re.findall(r"`(\w+)`", " ".join(rows)))
-    assert named == {code for code, _ in (*TEXTS, *all_kinds())}
+    assert named == {code for code, _ in all_kinds()}
 
 
 @pytest.mark.slow

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.findings.conftest import Recording
+from tests.written_findings import written
 from tracekit import analyze
-from tracekit.documents.findings import Finding, Place
+from tracekit.documents.findings import Place
 from tracekit.metrics.host.time_by_activity import MAX_PLACES
-from tracekit.report.findings import finding_line, finding_texts, per_words, with_sentences
+from tracekit.report.findings import finding_line, per_words
 
 MS = 1_000_000
 ONE_PERCENT = 0.01
@@ -458,7 +459,7 @@ def test_a_wait_outside_any_operator_is_told_by_the_range_that_it_is_in(findings
         recording.call("cudaEventSynchronize", start + 1.2, start + 9.4)
         launch_ten(recording, start)
 
-    finding = with_sentences([findings_of(fill)["host_sync"]])[0]
+    finding = findings_of(fill)["host_sync"]
     assert (finding.case, finding.where[0].source) == ("in_range", "Framework::after_backward")
     assert "in cudaEventSynchronize, inside Framework::after_backward" in finding.text
     assert "timers: use events" not in finding.advice
@@ -470,15 +471,9 @@ def test_the_place_that_is_named_is_one_of_the_call_that_waited():
         Place(0, 1, 0, 9, "aten::item", "train.py(3): log"),
         Place(0, 1, 10, 15, "cudaDeviceSynchronize", "train.py(7): step"),
     ]
-    finding = Finding(
-        code="host_sync",
-        case="explicit",
-        cost_ns=1,
-        share=0.1,
-        where=tuple(places),
-        evidence={"name": "cudaDeviceSynchronize", "op": None, "calls_per_step": 1.0},
-    )
-    assert "cudaDeviceSynchronize, called from train.py(7): step" in finding_texts(finding).text
+    evidence = {"name": "cudaDeviceSynchronize", "op": None, "calls_per_step": 1.0}
+    finding = written("host_sync", "explicit", where=tuple(places), evidence=evidence)
+    assert "cudaDeviceSynchronize, called from train.py(7): step" in finding.text
 
 
 def test_a_wait_belongs_to_the_operator_that_asks_for_a_value(findings_of):

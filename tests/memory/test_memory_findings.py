@@ -21,9 +21,8 @@ from tracekit.documents.memory import (
 from tracekit.findings.collect import find
 from tracekit.memory.combine import RunMemory
 from tracekit.memory.findings import (
-    memory_findings,
+    MemoryFinding,
 )
-from tracekit.report.findings import with_sentences
 
 PEAK = 1_000_000
 
@@ -71,7 +70,7 @@ def findings_with(*, capacity=10 * PEAK, reserved=PEAK, **changes):
     )
     memory = RunMemory(Memory(PEAK, [rank]))
     context = SimpleNamespace(analysis=SimpleNamespace(memory=memory))
-    return list(memory_findings(context))
+    return [finding.to_document() for finding in MemoryFinding.find(context)]
 
 
 def cases(**options):
@@ -127,12 +126,11 @@ def the_failure(**changes):
 def test_a_request_that_failed_stands_for_a_full_gpu():
     (finding,) = findings_with(capacity=PEAK, out_of_memory=the_failure())
     assert (finding.code, finding.cost_bytes) == ("out_of_memory", 777)
-    worded = with_sentences([finding])[0]
-    assert worded.text == (
+    assert finding.text == (
         "rank 1 ran out of memory: 777 bytes were asked for by the forward at model.py:25 forward while "
         "1.0 MB were in use and 100 bytes free; most of it activations (600.0 kB)"
     )
-    assert worded.advice == (
+    assert finding.advice == (
         "recompute model.py forward (`torch.utils.checkpoint`): up to 500.0 kB; or set "
         "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`: up to 300 bytes, not enough alone"
     )
@@ -160,7 +158,7 @@ def test_each_cause_has_its_words(cause, words):
         private_pools_bytes=1_000,
     )
     (finding,) = findings_with(out_of_memory=failed)
-    assert with_sentences([finding])[0].text.endswith(words)
+    assert finding.text.endswith(words)
 
 
 def test_more_micro_batches_in_flight_than_the_schedule_asks_for_are_a_finding():
@@ -200,8 +198,8 @@ def test_a_leak_names_its_place_and_when_the_gpu_is_full():
     (finding,) = findings_with(leaks=[the_leak(100_000)], outlived_bytes=PEAK)
     assert finding.cost_bytes == 100_000
     assert finding.evidence["steps_until_full"] == 90
-    assert "model.py:40 forward" in with_sentences([finding])[0].text
-    assert "micro-batch 2 on stage 1" in with_sentences([finding])[0].text
+    assert "model.py:40 forward" in finding.text
+    assert "micro-batch 2 on stage 1" in finding.text
     assert finding.where[0].source == "model.py:40 forward"
 
 
@@ -223,7 +221,7 @@ def test_the_advice_names_the_module_whose_recomputation_is_cheapest():
     cheap = ModuleMemory("norm", 50_000, 60_000, 1_000_000, 50_000.0, None, None)
     dear = ModuleMemory("mlp", 90_000, 90_000, 9_000_000, 10_000.0, None, None)
     (finding,) = findings_with(capacity=PEAK, modules=[dear, cheap])
-    assert "recompute norm" in with_sentences([finding])[0].advice
+    assert "recompute norm" in finding.advice
 
 
 @pytest.mark.slow

@@ -5,10 +5,9 @@ import json
 import polars as pl
 import pytest
 
+from tests.written_findings import written
 from tracekit import analyze
-from tracekit.documents.findings import Finding
 from tracekit.metrics.step_kinds import summarize_step_kinds
-from tracekit.report.findings import finding_texts
 
 
 def server_trace(path, steps):
@@ -159,5 +158,4 @@ def test_the_gap_before_a_step_is_counted_from_the_end_of_all_work(tmp_path):
 @pytest.mark.parametrize("share", [0.49, None])
 def test_idle_time_inside_steps_is_not_said_to_be_between_them(share):
     evidence = {"workload": "inference", "between_steps_share": share}
-    finding = Finding(code="python", cost_ns=1, share=0.1, evidence=evidence)
-    assert "between" not in finding_texts(finding).text
+    assert "between" not in written("python", evidence=evidence).text

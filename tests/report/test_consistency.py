@@ -208,8 +208,8 @@ def _shares(value, path):
         for key, each in value.items():
             is_number = isinstance(each, int | float) and not isinstance(each, bool)
             is_share = re.search(r"share|fraction|utilisation", key) and key not in PLAIN_RATIOS
-            # A hang and one slow step may take longer than the step.
-            is_of_step = value.get("code") not in ("hang", "slow_step")
+            # One slow step may take longer than the step.
+            is_of_step = value.get("code") != "slow_step"
             if is_number and is_share and is_of_step and each > 1 + 1e-6:
                 yield f"{path}.{key} is {each}"
             yield from _shares(each, f"{path}.{key}")
@@ -251,8 +251,7 @@ def _outputs(analysis, view):
             list(finding.steps),
         ):
             yield f"finding {number} has other words, ranks or steps in the JSON"
-        # A hang is of no step.
-        if finding.code != "hang" and max(finding.effect_share, finding.share) > 1.0:
+        if max(finding.effect_share, finding.share) > 1.0:
             yield f"finding {number} ({finding.code}) is {finding.effect_share:.0%} of the step"
         if finding.effect_ns and short_ms(finding.effect_ns) not in figure_of(finding):
             yield f"finding {number} has another figure on the page: {figure_of(finding)}"

@@ -11,27 +11,26 @@ import pytest
 from docsite.finding_examples import example_of
 from tests.findings.conftest import Recording
 from tests.kept import analysis_of
+from tests.written_findings import written
 from tracekit import analyze
 from tracekit._util.text import short_ms
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
+from tracekit.findings.phrases import MAX_FINDING_STEPS_NAMED
 from tracekit.metrics.host.time_by_activity import HOST_CODES
 from tracekit.report.blocks import FindingItem
-from tracekit.report.evidence_words import MAX_FINDING_STEPS_NAMED
-from tracekit.report.finding_sentences import TEXTS
 from tracekit.report.findings import (
     finding_in_a_log,
     finding_line,
     remarks_on,
     shown_findings,
-    with_sentences,
 )
 from tracekit.report.html.finding_links import share_words
 from tracekit.report.markdown import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import finding_lines, saving
 from tracekit.report.terminal.screen import Screen
-from tracekit.run.findings import all_kinds
+from tracekit.results.finders import all_kinds
 from tracekit.schema import LABEL_WORDS
 
 SAMPLES = [
@@ -46,18 +45,6 @@ SAMPLES = [
 ]
 
 NOTHING = Budget(compute_ns=0, exposed_ns={}, idle=0)
-
-
-@pytest.mark.parametrize(("code", "case"), list(TEXTS))
-def test_every_case_has_a_text_and_an_advice_in_one_sentence(code, case):
-    evidence = {"label": "pp_comm"}
-    finding = Finding(code=code, case=case, cost_ns=7, share=0.1, ranks=(3,), evidence=evidence)
-    (finding,) = with_sentences([finding])
-    assert finding.text[0].islower()
-    for sentence in (finding.text, finding.advice):
-        assert sentence
-        assert not sentence.endswith(".")
-        assert "{" not in sentence
 
 
 @pytest.mark.parametrize("kind", [*all_kinds().values()], ids=lambda kind: kind.__name__)
@@ -80,13 +67,9 @@ def test_every_kind_has_a_text_and_an_advice_in_one_sentence(kind, is_inference)
 
 @pytest.mark.parametrize("case", [*HOST_CODES, "checkpoint", "evaluation", "unknown"])
 def test_every_cause_of_a_slow_step_has_a_sentence(case):
-    evidence = dict.fromkeys(
-        ("step", "time_ns", "usual_ns", "extra_ns", "copies_to_host", "forward_events"), 7_000_000
-    )
-    finding = Finding(code="slow_step", case=case, cost_ns=1, share=0.1, evidence=evidence)
-    (finding,) = with_sentences([finding])
+    figures = ("step", "time_ns", "usual_ns", "extra_ns", "forward_events")
+    finding = written("slow_step", case, evidence=dict.fromkeys(figures, 7_000_000))
     assert "unknown" not in finding.text + finding.advice
-    assert case == "unknown" or ("slow_step", case) in TEXTS
 
 
 @pytest.mark.slow
@@ -114,9 +97,8 @@ def test_findings_of_real_runs_fill_every_name(samples, name):
     ],
 )
 def test_how_often_reads_as_people_say_it(count, words):
-    finding = Finding(code="host_sync", cost_ns=1, share=0.1, evidence={"calls_per_step": count})
     assert (
-        with_sentences([finding])[0].text
+        written("host_sync", evidence={"calls_per_step": count}).text
         == f"the CPU stops {words} to wait for the GPU; after each stop the GPU runs out of work"
     )
 
@@ -128,15 +110,8 @@ def test_findings_below_one_percent_are_not_shown(share, is_shown):
 
 def test_a_line_ends_with_the_saving():
     evidence = {"gap_ns": 9, "part_ns": 2_500_000, "schedule": "1f1b"}
-    finding = Finding(
-        code="schedule_gap",
-        case="order",
-        cost_ns=9,
-        share=0.1,
-        evidence=evidence,
-        saves_ns=2_000_000,
-    )
-    assert finding_line(*with_sentences([finding])) == (
+    finding = written("schedule_gap", "order", cost_ns=9, evidence=evidence, saves_ns=2_000_000)
+    assert finding_line(finding) == (
         "the pipeline takes 2.50 ms longer than 1f1b needs, because operations run in another order: run the "
         "operations in the order of 1f1b (saves 2.00 ms per step)"
     )
@@ -144,10 +119,7 @@ def test_a_line_ends_with_the_saving():
 
 def test_a_sentence_names_four_steps():
     evidence = {"late_ns": 1_000_000, "late_steps": 6, "recorded_steps": 9}
-    finding = Finding(
-        code="late_host", cost_ns=1, share=0.1, ranks=(2,), steps=tuple(range(6)), evidence=evidence
-    )
-    (finding,) = with_sentences([finding])
+    finding = written("late_host", ranks=(2,), steps=tuple(range(6)), evidence=evidence)
     assert MAX_FINDING_STEPS_NAMED == 4
     assert "in steps 0, 1, 2, 3" in finding.text
     assert "4, 5" not in finding.text
@@ -156,8 +128,8 @@ def test_a_sentence_names_four_steps():
 @pytest.mark.parametrize("code", ["python", "host_compute"])
 def test_the_idle_time_that_a_sentence_names_is_what_the_finding_costs(code):
     evidence = {"idle_ns": 1_770_000, "name": "aten::add"}
-    finding = Finding(code=code, cost_ns=3_180_000, share=0.03, evidence=evidence)
-    assert "idle for 3.18 ms" in with_sentences([finding])[0].text
+    finding = written(code, cost_ns=3_180_000, share=0.03, evidence=evidence)
+    assert "idle for 3.18 ms" in finding.text
 
 
 @pytest.mark.parametrize(
@@ -223,8 +195,8 @@ def test_a_slow_steps_share_names_what_it_is_of():
 
 def test_without_marks_of_steps_a_count_is_of_the_recording():
     evidence = {"kernels_per_step": 17, "steps_marked": False}
-    copies = Finding(code="small_copies", cost_ns=9_000_000, share=0.2, evidence=evidence)
-    assert with_sentences([copies])[0].text == "17 small copies from the host in all, one by one"
+    copies = written("small_copies", cost_ns=9_000_000, share=0.2, evidence=evidence)
+    assert copies.text == "17 small copies from the host in all, one by one"
     assert share_words(copies) == "saved at most, 20 % of the recording"
 
 
@@ -252,8 +224,8 @@ def test_several_labels_are_exposed(labels, words):
 )
 def test_waiting_without_the_profiler_has_the_recorded_one_beside_it(recorded_ns, words):
     evidence = {"late_ns": 9_390_000, "recorded_late_ns": recorded_ns, "label": "dp_comm"}
-    finding = Finding(code="late_host", cost_ns=1, share=0.1, ranks=(3,), evidence=evidence)
-    assert words in with_sentences([finding])[0].text
+    finding = written("late_host", ranks=(3,), evidence=evidence)
+    assert words in finding.text
 
 
 @pytest.mark.parametrize(
@@ -266,8 +238,8 @@ def test_waiting_without_the_profiler_has_the_recorded_one_beside_it(recorded_ns
 )
 def test_graphs_have_their_vendors_name_or_none(vendor, words):
     evidence = {"vendor": vendor, "events_per_step": 17_507, "mean_event_ns": 2_000}
-    finding = Finding(code="launch_bound", cost_ns=9, share=0.9, evidence=evidence)
-    assert words in with_sentences([finding])[0].advice
+    finding = written("launch_bound", cost_ns=9, share=0.9, evidence=evidence)
+    assert words in finding.advice
 
 
 OTHERS_WORDS = re.compile(r"CUDA|cuda|NCCL|cuDNN|Nsight|NVIDIA|HIP|ROCm")
@@ -280,20 +252,14 @@ ADVISED = (
 @pytest.mark.parametrize(("code", "case"), ADVISED)
 def test_an_accelerator_of_an_unknown_vendor_hears_no_vendors_words(code, case):
     evidence = {"label": "dp_comm", "schedule": "1f1b", "events_per_step": 9}
-    finding = Finding(code=code, case=case, cost_ns=1, share=0.1, evidence=evidence)
-    assert not OTHERS_WORDS.search(with_sentences([finding])[0].advice)
+    finding = written(code, case, evidence=evidence)
+    assert not OTHERS_WORDS.search(finding.advice)
 
 
 def test_more_hardware_queues_are_asked_for_in_the_vendors_words():
     def advice(vendor):
         evidence = {"label": "dp_comm", "vendor": vendor}
-        return with_sentences(
-            [
-                Finding(
-                    code="exposed_comm", case="one_queue", cost_ns=1, share=0.1, evidence=evidence
-                )
-            ]
-        )[0].advice
+        return written("exposed_comm", "one_queue", evidence=evidence).advice
 
     assert "`GPU_MAX_HW_QUEUES`" in advice("amd")
     assert "`CUDA_DEVICE_MAX_CONNECTIONS`" in advice("nvidia")
@@ -335,12 +301,9 @@ EXPOSED = {"label": "dp_comm", "exposed_ns": 200_000_000, "cause": "peer_late", 
 )
 def test_waiting_names_the_rank_that_is_waited_for(waited_for, words, look_at):
     evidence = {**EXPOSED, **waited_for}
-    finding = Finding(
-        code="exposed_comm", case="peer_late", cost_ns=1, share=0.1, evidence=evidence
-    )
-    (worded,) = with_sentences([finding])
-    assert words in worded.text
-    assert look_at in worded.advice
+    finding = written("exposed_comm", "peer_late", evidence=evidence)
+    assert words in finding.text
+    assert look_at in finding.advice
 
 
 @pytest.mark.parametrize(
@@ -352,21 +315,17 @@ def test_waiting_names_the_rank_that_is_waited_for(waited_for, words, look_at):
 )
 def test_compute_that_could_hide_transfers_is_told_from_none(free_ns, words):
     evidence = {**EXPOSED, "free_compute_ns": free_ns, "gb_per_s": 1.94}
-    finding = Finding(
-        code="exposed_comm", case="too_little_compute", cost_ns=1, share=0.1, evidence=evidence
-    )
-    (worded,) = with_sentences([finding])
-    assert words in worded.text
-    assert " at 1.9 GB/s; " in worded.text
+    finding = written("exposed_comm", "too_little_compute", evidence=evidence)
+    assert words in finding.text
+    assert " at 1.9 GB/s; " in finding.text
 
 
 @pytest.mark.parametrize("is_recorded_time", [True, False])
 def test_a_gap_says_where_it_is_of_the_recording(is_recorded_time):
     evidence = {"part_ns": 82_000_000, "schedule": "1f1b", "is_recorded_time": is_recorded_time}
-    finding = Finding(code="schedule_gap", case="host", cost_ns=1, share=0.1, evidence=evidence)
-    (worded,) = with_sentences([finding])
-    assert ("(as recorded)" in worded.text) is is_recorded_time
-    assert worded.text.startswith("the pipeline takes 82.0 ms")
+    finding = written("schedule_gap", "host", evidence=evidence)
+    assert ("(as recorded)" in finding.text) is is_recorded_time
+    assert finding.text.startswith("the pipeline takes 82.0 ms")
 
 
 @pytest.mark.parametrize(
@@ -378,7 +337,5 @@ def test_a_gap_says_where_it_is_of_the_recording(is_recorded_time):
 )
 def test_a_cause_of_a_part_of_the_exposed_time_says_which_part(share, words):
     evidence = {**EXPOSED, "cause": "same_stream", "cause_share": share}
-    finding = Finding(
-        code="exposed_comm", case="same_stream", cost_ns=1, share=0.1, evidence=evidence
-    )
-    assert words in with_sentences([finding])[0].text
+    finding = written("exposed_comm", "same_stream", evidence=evidence)
+    assert words in finding.text

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from tests.kept import analysis_of
+from tests.written_findings import written
 from tracekit._util.text import short_ms
 from tracekit.documents.analysis import Budget, StepTime
 from tracekit.documents.findings import Finding
@@ -18,12 +19,10 @@ from tracekit.metrics.step_time import FreeStep, StepSummary
 from tracekit.record.answer import answer_of
 from tracekit.report import first_screen as content
 from tracekit.report.clock_words import badge_of
-from tracekit.report.finding_sentences import TEXTS
 from tracekit.report.findings import (
     finding_in_a_log,
     finding_line,
     first_findings,
-    with_sentences,
 )
 from tracekit.report.first_screen import (
     budget_parts,
@@ -31,7 +30,7 @@ from tracekit.report.first_screen import (
     compute_by_module,
     significant_digits,
 )
-from tracekit.report.html.finding_links import figure_of, share_words
+from tracekit.report.html.finding_links import figure_of
 from tracekit.report.html.page import render_html
 from tracekit.report.markdown import render_markdown
 from tracekit.report.notices import NoticeLine
@@ -39,8 +38,7 @@ from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import first_screen, headline, saving
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.view import view_of
-from tracekit.report.words import WORDS
-from tracekit.run.findings import all_kinds
+from tracekit.results.finders import all_kinds
 
 MS = 1_000_000
 RUNS = ("slow-ddp", "1f1b", "megatron-moe", "rl", "reload", "rates")
@@ -267,14 +265,6 @@ def test_a_long_name_of_a_gpu_is_cut_to_its_model_before_it_is_left_out(device, 
     assert plain == " · ".join(filter(None, (ranks, model, "100 ms a step")))
 
 
-def test_a_hang_is_no_share_of_a_step_in_any_output():
-    """Three seconds of waiting beside a step of 100 ms."""
-    hang = Finding(code="hang", case="missing", cost_ns=3_000 * MS, share=30.0)
-    assert saving(hang).split() == ["3.00", "s", "once"]
-    assert (figure_of(hang), share_words(hang)) == ("3.00 s", "waited at least")
-    assert finding_in_a_log(hang).startswith("waited at least 3.00 s:")
-
-
 def test_without_findings_there_is_none_to_explain():
     without, with_one = (
         "\n".join(line.plain for line in first_screen(view(findings=findings), 80))
@@ -426,15 +416,14 @@ def test_a_finding_names_only_those_before_it_that_it_shares_its_time_with():
 
 
 def test_what_faster_links_would_save_says_so_and_is_no_bound():
-    links = Finding(
-        code="exposed_comm",
-        case="too_little_compute",
+    links = written(
+        "exposed_comm",
+        "too_little_compute",
         cost_ns=40 * MS,
         share=0.4,
         saves_range_ns=(0, 20 * MS),
         evidence={"label": "dp_comm", "exposed_ns": 40 * MS, "gb_per_s": 2.0},
     )
-    (links,) = with_sentences([links])
     assert links.text.endswith("links twice as fast would save 20.0 ms")
     lines = [line.plain for line in first_screen(view(findings=(links,)), 200)]
     assert any("20.0 ms  20 %" in line for line in lines)
@@ -445,7 +434,7 @@ def test_what_faster_links_would_save_says_so_and_is_no_bound():
 
 
 def test_every_finding_has_a_title():
-    assert set(WORDS.finding_titles) == {code for code, _ in (*TEXTS, *all_kinds())}
+    assert all(kind.title for kind in all_kinds().values())
 
 
 @pytest.mark.parametrize(("count", "titles"), [(3, ": optimizer, CPU runs Python"), (4, "")])

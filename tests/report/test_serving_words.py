@@ -10,16 +10,13 @@ from io import StringIO
 import pytest
 
 from tests.findings.conftest import Recording
+from tests.written_findings import written
 from tracekit import analyze, read_analysis
-from tracekit.documents.findings import Finding
-from tracekit.findings.kind import kind_of
-from tracekit.report.finding_sentences import TEXTS
-from tracekit.report.findings import finding_texts
 from tracekit.report.html.page import render_html
 from tracekit.report.markdown import render_markdown
-from tracekit.report.serving_sentences import SERVING_TEXTS
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.screen import Screen
+from tracekit.results.finders import all_kinds
 
 TRAINING_WORDS = re.compile(
     r"optimizer|gradient|\bbackward|micro-?batch|\btrain|\bloss(es)?\b|dgrad|wgrad|recompute|checkpoint"
@@ -152,29 +149,28 @@ def test_a_backward_makes_it_training(tmp_path):
 
 
 @pytest.mark.parametrize("generates", [True, False])
-@pytest.mark.parametrize(("code", "case"), sorted({*TEXTS, *SERVING_TEXTS}))
+@pytest.mark.parametrize(("code", "case"), sorted(all_kinds()))
 def test_every_text_that_inference_can_have_is_free_of_training(code, case, generates):
-    evidence = {"workload": "inference", "label": "tp_comm", "generates": generates}
-    finding = Finding(code=code, case=case, cost_ns=1, share=0.1, ranks=(0,), evidence=evidence)
-    if (
-        kind_of(finding).training_only
+    is_of_training = (
+        all_kinds()[code, case].training_only
         or code in RL_CODES | LOADING
         or (code, case) in NAMED_BY_OPERATORS
-    ):
+    )
+    if is_of_training:
         return
-    assert not TRAINING_WORDS.search(" ".join(finding_texts(finding)))
+    evidence = {"workload": "inference", "label": "tp_comm", "generates": generates}
+    finding = written(code, case, ranks=(0,), evidence=evidence)
+    assert not TRAINING_WORDS.search(f"{finding.text} {finding.advice}")
 
 
-@pytest.mark.parametrize(("code", "case"), sorted(SERVING_TEXTS))
+@pytest.mark.parametrize(("code", "case"), sorted(all_kinds()))
 def test_a_model_that_only_runs_forward_is_not_told_of_servers_and_sampling(code, case):
     """An image classifier has no sequences to serve and no tokens to sample."""
-    if (code, case) in OF_TOKENS:
+    if (code, case) in OF_TOKENS or code == "rollout" or all_kinds()[code, case].training_only:
         return
     evidence = {"workload": "inference", "generates": False}
-    finding = Finding(code=code, case=case, cost_ns=1, share=0.1, ranks=(0,), evidence=evidence)
-    assert not re.search(
-        "serve|sampl|token|sequences at once|SGLang", finding_texts(finding).advice
-    )
+    finding = written(code, case, ranks=(0,), evidence=evidence)
+    assert not re.search("serve|sampl|token|sequences at once|SGLang", finding.advice)
 
 
 @pytest.mark.parametrize(
@@ -187,16 +183,14 @@ def test_a_model_that_only_runs_forward_is_not_told_of_servers_and_sampling(code
 )
 def test_kernels_of_attention_are_those_of_the_vendor(vendor, libraries):
     evidence = {"vendor": vendor, "op_gain_ns": 1}
-    finding = Finding(code="slow_kernel", case="attention", cost_ns=1, share=0.1, evidence=evidence)
-    advice = finding_texts(finding).advice
+    advice = written("slow_kernel", "attention", evidence=evidence).advice
     assert libraries in advice
     assert ("CK" in advice, "cuDNN" in advice) == (vendor == "amd", vendor == "nvidia")
 
 
 def test_amd_has_graphs_of_its_own_name():
     evidence = {"workload": "inference", "vendor": "amd"}
-    finding = Finding(code="launch_bound", cost_ns=1, share=0.1, evidence=evidence)
-    assert "HIP graphs" in finding_texts(finding).advice
+    assert "HIP graphs" in written("launch_bound", evidence=evidence).advice
 
 
 @pytest.mark.parametrize(
@@ -216,8 +210,8 @@ def test_amd_has_graphs_of_its_own_name():
 )
 def test_training_too_speaks_of_graphs_as_the_vendor_does(vendor, graphs, code, case):
     evidence = {"vendor": vendor, "label": "dp_comm", "schedule": "1f1b"}
-    finding = Finding(code=code, case=case, cost_ns=1, share=0.1, evidence=evidence)
-    assert graphs in " ".join(finding_texts(finding))
+    finding = written(code, case, evidence=evidence)
+    assert graphs in f"{finding.text} {finding.advice}"
 
 
 @pytest.mark.slow
@@ -256,10 +250,8 @@ GRAPHS = 'CUDA graphs (`torch.compile(mode="reduce-overhead")`)'
 def test_launching_is_told_of_nothing_that_is_there_and_of_graphs_once_no_wait_costs_time(
     evidence, advice
 ):
-    finding = Finding(
-        code="launch_bound", cost_ns=1, share=0.1, evidence={"vendor": "nvidia", **evidence}
-    )
-    assert finding_texts(finding).advice == advice
+    finding = written("launch_bound", evidence={"vendor": "nvidia", **evidence})
+    assert finding.advice == advice
 
 
 @pytest.mark.parametrize("code", ["launch_bound", "pageable_copy", "allocator"])
@@ -270,5 +262,5 @@ def test_a_program_without_pytorch_is_told_nothing_of_pytorch(code):
         "stops_to_wait": True,
         "waits_per_step": 9.0,
     }
-    finding = Finding(code=code, cost_ns=1, share=0.1, evidence=evidence)
-    assert not re.search("(?i)torch|pin_memory|optimizer|batch", finding_texts(finding).advice)
+    finding = written(code, evidence=evidence)
+    assert not re.search("(?i)torch|pin_memory|optimizer|batch", finding.advice)

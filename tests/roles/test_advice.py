@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from tests.kept import analysis_of
+from tests.written_findings import written
 from tracekit.align.clocks import Clocks
 from tracekit.analysis.result import RoleResults
-from tracekit.documents.findings import Finding
 from tracekit.documents.roles import Iteration, RolloutTail, WeightUpdate
-from tracekit.report.findings import finding_line, shown_findings, with_sentences
-from tracekit.roles.findings import role_findings
+from tracekit.report.findings import finding_line, shown_findings
+from tracekit.roles.findings import RoleFinding
 
 MS = 1_000_000
 
@@ -22,7 +22,8 @@ def findings_of(*, step_ns=0, **results):
         reload=None,
         sources=(SimpleNamespace(rank=0),),
     )
-    return with_sentences(role_findings(SimpleNamespace(analysis=analysis, step_ns=step_ns)))
+    context = SimpleNamespace(analysis=analysis, step_ns=step_ns)
+    return [finding.to_document() for finding in RoleFinding.find(context)]
 
 
 def advice(**results):
@@ -115,10 +116,8 @@ def test_a_late_rollout_says_whether_other_iterations_have_one(iterations, recur
         "iterations": iterations,
         "recurs": recurs,
     }
-    finding = Finding(
-        code="rollout", case="late_start", cost_ns=5 * MS, share=0.1, ranks=(1,), evidence=evidence
-    )
-    assert with_sentences([finding])[0].text.startswith(says)
+    finding = written("rollout", "late_start", ranks=(1,), evidence=evidence)
+    assert finding.text.startswith(says)
 
 
 def test_what_an_rl_loop_costs_is_the_same_in_every_output(samples, run_command, measured_once):

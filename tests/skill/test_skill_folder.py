@@ -13,16 +13,15 @@ import typer.main
 from tests.kept import analysis_of
 from tracekit.cli import make_app
 from tracekit.cli._mcp_server import TOOLS
-from tracekit.report.finding_sentences import TEXTS
 from tracekit.report.write import render_json
-from tracekit.run.findings import all_kinds
+from tracekit.results.finders import all_kinds
 from tracekit.schema import LABELS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "skills/tracekit"
 SKILL = (FOLDER / "SKILL.md").read_text(encoding="utf-8")
 FILES = sorted(FOLDER.rglob("*.md"))
-CODES = {code for code, _ in (*TEXTS, *all_kinds())}
+CODES = {code for code, _ in all_kinds()}
 OTHER_WORDS = {
     *("same_stream", "launched_late", "nothing_to_hide", "peer_late", "unknown"),
     *("compute_waited", "one_queue", "dependency"),

@@ -26,6 +26,7 @@ from tracekit.documents.diff import FindingChange, SavingCheck
 from tracekit.documents.findings import Finding
 from tracekit.documents.gate import GateSettings
 from tracekit.errors import OptionError
+from tracekit.findings.families import kind_of
 from tracekit.graph.changes import split_changes
 
 MIN_FINDING_SHARE_TO_COMPARE = 0.01
@@ -37,10 +38,6 @@ MIN_STEPS_TO_MEASURE = 3
 """Fewest steps on each side from which the noise of a saving is known."""
 DIFFERENCES_OF_A_CHANGE = ("schedule", "shapes")
 """Aspects in which the sides may differ because what a finding advised was done."""
-CODES_OF_SINGLE_STEPS = frozenset({"slow_step"})
-"""Findings about a few slow steps: what they save shows in the mean step, not in the typical one."""
-CODES_ABOUT_RECORDING = frozenset({"recording"})
-"""Findings about what was not recorded, which cost the run nothing."""
 
 Kind = Literal["new", "worse", "gone", "better"]
 Outcome = Literal["as_predicted", "less", "more", "opposite", "undecided", "not_comparable"]
@@ -95,8 +92,9 @@ def compare_findings(before: Side, after: Side) -> list[FindingChange] | None:
         return None
     changes = []
     for identity in {**old, **new}:
-        code = identity[0]
-        step = mean_step if code in CODES_OF_SINGLE_STEPS else typical_step
+        of_sides = [side[identity] for side in (old, new) if identity in side]
+        of_single_steps = kind_of(of_sides[0].example).of_single_steps
+        step = mean_step if of_single_steps else typical_step
         change = _finding_change(old.get(identity), new.get(identity), step)
         if change is not None:
             changes.append(change)
@@ -113,7 +111,7 @@ def _order(change: FindingChange) -> tuple[int, float, int]:
 def _identity(finding: Finding) -> Identity:
     evidence = finding.evidence
     about = evidence.get("label") or evidence.get("gap_part") or ""
-    ranks = () if finding.code in CODES_OF_SINGLE_STEPS else tuple(finding.ranks)
+    ranks = () if kind_of(finding).of_single_steps else tuple(finding.ranks)
     return finding.code, str(about), ranks
 
 
@@ -125,7 +123,7 @@ def _findings_of_side(runs: Sequence[Run]) -> dict[Identity, _FindingTotal] | No
     totals: dict[Identity, _FindingTotal] = {}
     for findings in recorded:
         for finding in findings:
-            if finding.code not in CODES_ABOUT_RECORDING:
+            if not kind_of(finding).is_about_recording:
                 _add_finding(totals, finding, weight=1 / len(recorded))
     return totals
 

@@ -18,15 +18,10 @@ hour is not too much."""
 Cost = Annotated[int, Meta(ge=0)]
 
 
-CODES_OF_ITERATIONS = ("rollout", "weight_sync")
-"""Codes of findings about iterations of an RL loop and weight updates, of which their times are."""
 MAX_PLACES_PER_FINDING = 5
 """Places of the trace that show a finding."""
 MIN_SHARE_TO_SHOW = 0.01
 """Share of the step from which a finding is shown unless all are asked for."""
-CODES_WITHOUT_LEAST = frozenset({"launch_bound"})
-"""Codes whose saving is that of a remedy that leaves nothing of the cause: how much of it is reached is up to
-the remedy. Their range may end above it, because the host may be slower than the model of it."""
 
 
 class Place(Struct, frozen=True):
@@ -139,15 +134,3 @@ class Finding(Effect, frozen=True, kw_only=True):
     """What to do about it."""
     change: str | None = None
     """What-if change that does what is advised; null if no change can be replayed."""
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether its effect is about the most that it can save: it may save nothing.
-
-        >>> Finding(code="host_sync", cost_ns=4, share=0.2, saves_ns=3, saves_range_ns=(0, 3)).is_bound
-        True
-        """
-        if self.saves_ns is None or self.saves_range_ns is None:
-            return self.saves_ns is None
-        least_ns, most_ns = self.saves_range_ns
-        return least_ns == 0 and (most_ns <= self.saves_ns or self.code in CODES_WITHOUT_LEAST)

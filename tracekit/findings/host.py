@@ -260,6 +260,16 @@ class DataLoadingWithoutWorkers(DataLoading, frozen=True, kw_only=True):
         )
 
 
+def in_operator(operator: object) -> str:
+    """Return in which operator or call the host waits; empty if it is not known.
+
+    >>> in_operator("aten::_local_scalar_dense"), in_operator(None)
+    (' in aten::item', '')
+    """
+    is_value = operator == "aten::_local_scalar_dense"
+    return f" in {'aten::item' if is_value else operator}" if operator else ""
+
+
 class HostSync(RemovableActivity, frozen=True, kw_only=True):
     """The host waits for the GPU."""
 
@@ -268,21 +278,19 @@ class HostSync(RemovableActivity, frozen=True, kw_only=True):
     absence = "no sync stalls"
     quick_to_try = True
 
+    @classmethod
+    def title_of(cls, finding: Finding) -> str:
+        operator = finding.evidence.get("op") or finding.evidence.get("name")
+        return f"{cls.title}{in_operator(operator)}"
+
     def text(self) -> str:
         return (
-            f"the CPU stops {self._how_often} to wait for the GPU{self.in_operator}{self._called_from}; "
-            "after each stop the GPU runs out of work"
+            f"the CPU stops {self._how_often} to wait for the GPU{in_operator(self.op or self.name)}"
+            f"{self._called_from}; after each stop the GPU runs out of work"
         )
 
     def advice(self) -> str:
         return "keep values on the GPU, and copy with `non_blocking=True`"
-
-    @property
-    def in_operator(self) -> str:
-        """The operator or call in which the host waits; empty if it is not known."""
-        operator = self.op or self.name
-        is_value = operator == "aten::_local_scalar_dense"
-        return f" in {'aten::item' if is_value else operator}" if operator else ""
 
     @property
     def _called_from(self) -> str:

@@ -78,6 +78,7 @@ class SlowKernel(FindingKind, frozen=True, kw_only=True):
     code = "slow_kernel"
     title = "slow kernels"
     section = "rates"
+    is_about_operator = True
     names_vendor = True
 
     op: str

@@ -48,12 +48,16 @@ class FindingKind(Effect, frozen=True, kw_only=True):
     """Kind of finding; a code keeps its meaning."""
     case: ClassVar[str] = ""
     """Variant of the code."""
-    title: ClassVar[str]
+    title: ClassVar[str] = ""
     """What it is about in a few words, without figures; ``{label}`` is the label of its transfers."""
     section: ClassVar[str | None] = None
     """Section of the page that shows it where it has no place in the timeline."""
     label_of_kernels: ClassVar[str | None] = None
-    """Label whose kernels it is about."""
+    """Label whose kernels it is about; of transfers the evidence names it."""
+    is_about_operator: ClassVar[bool] = False
+    """Whether it is about the kernels of the operator that its evidence names."""
+    is_about_stages: ClassVar[bool] = False
+    """Whether it is about stages of a pipeline that take unequal time."""
     absence: ClassVar[str] = ""
     """What is said of a run of which the host was recorded, and that does not have it; empty: nothing."""
     training_only: ClassVar[bool] = False
@@ -63,6 +67,14 @@ class FindingKind(Effect, frozen=True, kw_only=True):
     say nothing of other steps."""
     of_iterations: ClassVar[bool] = False
     """Whether its times are of the iterations of an RL loop, or of a weight update."""
+    time_is: ClassVar[str] = "per step"
+    """What its times are of, in words."""
+    states_moving_time: ClassVar[bool] = False
+    """Whether its text says how long moving weights takes."""
+    of_single_steps: ClassVar[bool] = False
+    """Whether it is about a few slow steps: what it saves shows in the mean step, not in the typical one."""
+    is_about_recording: ClassVar[bool] = False
+    """Whether it is about what was not recorded, which costs the run nothing."""
     of_host: ClassVar[bool] = False
     """Whether the GPU is idle because of what the host does."""
     names_vendor: ClassVar[bool] = False
@@ -128,6 +140,12 @@ class FindingKind(Effect, frozen=True, kw_only=True):
             evidence["steps_marked"] = False
         return evidence
 
+    @classmethod
+    def title_of(cls, finding: Finding) -> str:
+        """Return a finding that was written in a few words: what it is about, without figures."""
+        title = cls.title or finding.code.replace("_", " ")
+        return title.format(label=finding.evidence.get("label"))
+
     @property
     def is_bound(self) -> bool:
         """Whether its effect is about the most that it can save: it may save nothing."""
@@ -148,20 +166,7 @@ class FindingKind(Effect, frozen=True, kw_only=True):
 
 
 KINDS: dict[tuple[str, str], type[FindingKind]] = {}
-"""Every class of findings that was defined, by code and case."""
-
-
-def kind_of(finding: Finding) -> type[FindingKind]:
-    """Return the class of a finding that was written; the first of its code where its case is not known.
-
-    One of a code that is not known has nothing in common with others.
-
-    >>> kind_of(Finding(code="of another version", cost_ns=1, share=0.1)).quick_to_try
-    False
-    """
-    own = KINDS.get((finding.code, finding.case))
-    of_code = (kind for (code, _), kind in KINDS.items() if code == finding.code)
-    return own or next(of_code, FindingKind)
+"""Every class of findings that was defined, by code and case; ``families.kind_of`` looks one up."""
 
 
 def is_bound(effect: Effect, *, least_is_unknown: bool) -> bool:

@@ -129,6 +129,7 @@ class UnequalStages(GapPart, frozen=True, kw_only=True):
     """Stages take unequal time."""
 
     case = "imbalance"
+    is_about_stages = True
 
     def text(self) -> str:
         return self._longer_because("its stages take unequal time")

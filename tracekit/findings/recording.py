@@ -61,6 +61,7 @@ class LackOfRecording(FindingKind, frozen=True, kw_only=True):
 
     code = "recording"
     title = "what the recording lacks"
+    is_about_recording = True
 
 
 class GraphsCaptured(LackOfRecording, frozen=True, kw_only=True):

@@ -534,6 +534,7 @@ class UnalignedSizes(ChangeOfWork, frozen=True, kw_only=True):
     case = "padding"
     title = "slow kernels"
     section = "rates"
+    is_about_operator = True
     what_if = "pad sizes"
 
     def text(self) -> str:
@@ -552,6 +553,8 @@ def _kind_of_alternative(alternative: Alternative) -> type[ChangeOfWork]:
     class OfAlternative(ChangeOfWork, frozen=True, kw_only=True):
         code = alternative.code
         case = alternative.case
+        title = alternative.title
+        training_only = alternative.training_only
         what_if = alternative.change
 
         def text(self) -> str:

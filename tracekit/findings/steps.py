@@ -32,6 +32,7 @@ class SlowStep(FindingKind, frozen=True, kw_only=True):
     code = "slow_step"
     case = "unknown"
     title = "slow step"
+    of_single_steps = True
 
     step: int | None
     time_ns: int
@@ -317,6 +318,7 @@ class DelayedDecode(FindingKind, frozen=True, kw_only=True):
     code = "slow_step"
     case = "prefill"
     title = "slow step"
+    of_single_steps = True
 
     delay_ns: int
     usual_ns: int

@@ -42,7 +42,6 @@ def memory(
     from tracekit.memory.snapshot_file import read_memory_snapshots
     from tracekit.parsers import remote
     from tracekit.parsers.rank_numbers import chosen_ranks, unknown_rank_error
-    from tracekit.report.findings import with_sentences
     from tracekit.report.notices import with_messages
 
     numbers = chosen_ranks(ranks)
@@ -71,5 +70,6 @@ def memory(
     if not snapshots:
         raise errors[0]
     result = MemoryResult(tuple(snapshots), with_messages(notices))
-    findings = with_sentences(snapshot_findings(result.to_document().snapshots))
-    return dataclasses.replace(result, findings=findings)
+    findings = snapshot_findings(result.to_document().snapshots)
+    documents = tuple(finding.to_document() for finding in findings)
+    return dataclasses.replace(result, findings=documents)

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
-import msgspec
-
 from tracekit._util.text import join_with_and, percent, short_ms, size
 from tracekit.analysis.result import Analysis
 from tracekit.documents.analysis import Budget
-from tracekit.documents.findings import CODES_OF_ITERATIONS, Finding
+from tracekit.documents.findings import Finding
 from tracekit.findings.collect import find
-from tracekit.metrics.host.time_by_activity import HOST_CODES
-from tracekit.report.evidence_words import FindingWords
-from tracekit.report.finding_sentences import TEXTS, FindingTexts
-from tracekit.report.serving_sentences import SERVING_TEXTS
-from tracekit.report.words import WORDS
+from tracekit.findings.families import kind_of
+from tracekit.findings.kind import KINDS, is_bound
 
 
 def shown_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -24,10 +19,6 @@ def shown_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(finding for finding in findings if finding.matters)
 
 
-QUICK_REMEDIES = frozenset(
-    {"host_sync", "pageable_copy", "allocator", "repeated_reduction", "unused_parameters"}
-)
-"""Codes of findings that a changed line of the training loop mends."""
 MAX_FIRST_FINDINGS = 3
 """Findings that are shown first."""
 MIN_SHARE_TO_SHOW_FIRST = 0.03
@@ -35,25 +26,12 @@ MIN_SHARE_TO_SHOW_FIRST = 0.03
 in any case."""
 MIN_SHARE_OF_QUICK_REMEDY = 0.02
 """Share of the step from which a finding is shown first that a changed line mends."""
-ABSENCES = {
-    "data_loading": "no data stalls",
-    "host_sync": "no sync stalls",
-    "pageable_copy": "no pageable copies",
-    "allocator": "no allocations",
-    "compile": "no compilation",
-}
-"""What is said of a run of which the host was recorded, by the code of a finding that it does not
-have."""
 MAX_ABSENCES = 2
-"""Absent costs that are named, the first of ``ABSENCES``."""
+"""Absent costs that are named."""
 BEYOND_COST_FACTOR = 1.02
 """Saving over cost from which is said why it is more."""
 NOTHING_MORE_SHARE = 0.02
 """Share of what a finding saves alone, below which it saves nothing more after others."""
-WITH_FASTER_LINKS = frozenset(
-    {("exposed_comm", "too_little_compute"), ("schedule_gap", "p2p_transfer")}
-)
-"""Codes and cases whose text says what links twice as fast would save: no bound, but an assumption."""
 MAX_EXPOSED_SHARE = 0.05
 """Share of the step up to which it is worth saying how little is exposed."""
 
@@ -75,10 +53,11 @@ def first_findings(findings: Sequence[Finding]) -> list[tuple[int, Finding]]:
     for number, finding in numbered[len(shown) :]:
         if finding.cost_bytes:
             about_memory.append((number, finding))
-        elif finding.code in QUICK_REMEDIES and finding.effect_share >= MIN_SHARE_OF_QUICK_REMEDY:
+        elif kind_of(finding).quick_to_try and finding.effect_share >= MIN_SHARE_OF_QUICK_REMEDY:
             quickly_mended.append((number, finding))
-    codes = {finding.code for _, finding in shown}
-    if len(shown) == MAX_FIRST_FINDINGS or codes & {*QUICK_REMEDIES, *CODES_OF_ITERATIONS}:
+    kinds = [kind_of(finding) for _, finding in shown]
+    has_quick_remedy = any(kind.quick_to_try or kind.of_iterations for kind in kinds)
+    if len(shown) == MAX_FIRST_FINDINGS or has_quick_remedy:
         quickly_mended = []
     chosen = dict([*shown, *about_memory[:1], *quickly_mended[:1]])
     next_number = len(shown) + 1
@@ -93,12 +72,12 @@ def absent_costs(findings: Sequence[Finding], budget: Budget, *, host_recorded: 
     >>> absent_costs((), Budget(span_ns=1000, compute_ns=990, exposed_ns={"dp_comm": 5}, idle=5), host_recorded=True)
     'nothing to gain outside compute: no data stalls, no sync stalls, 0.5 % exposed transfers'
     """
-    shown = {finding.code for finding in shown_findings(findings)}
-    absent = (
-        [words for code, words in ABSENCES.items() if code not in shown][:MAX_ABSENCES]
-        if host_recorded
-        else []
-    )
+    shown = [kind_of(finding) for finding in shown_findings(findings)]
+    present = {kind.absence for kind in shown}
+    absent = []
+    if host_recorded:
+        absences = dict.fromkeys(kind.absence for kind in KINDS.values() if kind.absence)
+        absent = [words for words in absences if words not in present][:MAX_ABSENCES]
     exposed_share = sum(budget.exposed_ns.values()) / budget.span_ns if budget.span_ns else 1.0
     is_hidden = exposed_share <= MAX_EXPOSED_SHARE
     if is_hidden:
@@ -110,33 +89,15 @@ def absent_costs(findings: Sequence[Finding], budget: Budget, *, host_recorded: 
         absent.append(exposed)
     if not absent or not budget.span_ns:
         return ""
-    only_compute = host_recorded and is_hidden and shown <= {"slow_kernel"}
+    only_compute = host_recorded and is_hidden and all(kind.is_about_operator for kind in shown)
     return f"{'nothing to gain outside compute: ' if only_compute else ''}{', '.join(absent)}"
 
 
 def findings_of(analysis: Analysis) -> tuple[Finding, ...]:
-    """Return the findings of an analysis with their sentences, found once for all that ask."""
+    """Return the findings of an analysis, found once for all that ask."""
     if analysis.document is not None:
         return analysis.document.findings
-    return analysis.once(_find_and_word)
-
-
-def _find_and_word(analysis: Analysis) -> tuple[Finding, ...]:
-    return with_sentences(analysis.once(find))
-
-
-def with_sentences(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return findings with their sentences: what costs time and why, and what to do about it.
-
-    >>> with_sentences([Finding(code="schedule_gap", cost_ns=4_000_000, share=0.2)])[0].advice
-    "shorten or move the work between the stages' computations"
-    """
-    return tuple(
-        finding
-        if finding.text
-        else msgspec.structs.replace(finding, **finding_texts(finding)._asdict())
-        for finding in findings
-    )
+    return analysis.once(find)
 
 
 def per_words(finding: Finding) -> str:
@@ -145,11 +106,10 @@ def per_words(finding: Finding) -> str:
     >>> per_words(Finding(code="rollout", case="tail", cost_ns=1, share=0.1))
     'per iteration'
     """
-    if finding.code not in CODES_OF_ITERATIONS:
-        return "of the recording" if finding.evidence.get("steps_marked") is False else "per step"
-    if finding.case == "above_ideal":
-        return "of a weight update"
-    return "in one iteration" if is_of_one_iteration(finding) else "per iteration"
+    kind = kind_of(finding)
+    if not kind.of_iterations and finding.evidence.get("steps_marked") is False:
+        return "of the recording"
+    return "in one iteration" if is_of_one_iteration(finding) else kind.time_is
 
 
 def finding_line(finding: Finding, remarks: str = "") -> str:
@@ -179,24 +139,18 @@ def finding_title(finding: Finding) -> str:
     >>> finding_title(Finding(code="exposed_comm", cost_ns=1, share=0.1, evidence={"label": "dp_comm"}))
     'exposed dp_comm'
     """
-    words = FindingWords(finding)
-    title = WORDS.finding_titles.get(finding.code, finding.code.replace("_", " "))
-    label = finding.evidence.get("label")
-    return f"{title}{words.in_op}" if finding.code == "host_sync" else title.format(label=label)
+    return kind_of(finding).title_of(finding)
 
 
 def is_at_most(finding: Finding) -> bool:
     """Return whether a finding's effect is shown as a bound: what faster links would save is none.
 
-    What ranks waited in a hang is the least.
-
     >>> is_at_most(Finding(code="exposed_comm", case="too_little_compute", cost_ns=4, share=0.2, saves_ns=2))
     False
     """
-    assumes_links = (
-        finding.saving_ns is not None and (finding.code, finding.case) in WITH_FASTER_LINKS
-    )
-    return finding.is_bound and finding.code != "hang" and not assumes_links
+    kind = kind_of(finding)
+    assumes_links = finding.saving_ns is not None and kind.with_faster_links
+    return is_bound(finding, least_is_unknown=kind.least_is_unknown) and not assumes_links
 
 
 def shared_time(finding: Finding, number: int | None = None) -> str:
@@ -235,7 +189,7 @@ def beyond_cost(finding: Finding, budget: Budget) -> str:
     """
     saving_ns = finding.saving_ns or 0
     longest = max(budget.exposed_ns, key=lambda label: budget.exposed_ns[label], default=None)
-    if finding.code in HOST_CODES and saving_ns > budget.idle_ns and longest is not None:
+    if kind_of(finding).of_host and saving_ns > budget.idle_ns and longest is not None:
         return f"more than the GPU is idle: exposed {longest} gets shorter, too"
     cost = short_ms(finding.cost_ns)
     states_cost = cost in finding.text and "work_ns" not in finding.evidence
@@ -252,7 +206,7 @@ def spread_over(finding: Finding) -> str:
     'spread over 4 steps of 56.9 ms on average'
     """
     mean_ns = finding.evidence.get("mean_ns")
-    if finding.code != "slow_step" or not isinstance(mean_ns, int):
+    if not kind_of(finding).of_single_steps or not isinstance(mean_ns, int):
         return ""
     return (
         f"spread over {finding.evidence['recorded_steps']} steps of {short_ms(mean_ns)} on average"
@@ -281,26 +235,8 @@ def finding_in_a_log(finding: Finding) -> str:
     """
     if finding.cost_bytes and not finding.cost_ns:
         effect = size(finding.cost_bytes)
-    elif finding.code == "hang" and finding.saving_ns is None:
-        effect = f"waited at least {short_ms(finding.cost_ns)}"
     else:
         how_much = "at most " if is_at_most(finding) else ""
         share = percent(finding.effect_share, digits=0)
         effect = f"saves {how_much}{short_ms(finding.effect_ns)} ({share})"
     return f"{effect}: {finding.text} → {finding.advice}"
-
-
-def finding_texts(finding: Finding) -> FindingTexts:
-    """Return the texts of the finding's case; where the case has none, those of the code.
-
-    Inference has texts of its own where those of training do not fit.
-
-    >>> evidence = {"calls_per_step": 8.0, "op": "aten::item"}
-    >>> finding_texts(Finding(code="host_sync", cost_ns=1, share=0.1, evidence=evidence)).text
-    'the CPU stops 8 times a step to wait for the GPU in aten::item; after each stop the GPU runs out of work'
-    """
-    words = FindingWords(finding)
-    make_texts = TEXTS.get((finding.code, finding.case)) or TEXTS[finding.code, ""]
-    if words.is_inference:
-        make_texts = SERVING_TEXTS.get((finding.code, finding.case)) or make_texts
-    return make_texts(words)

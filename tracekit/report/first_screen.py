@@ -16,6 +16,7 @@ from tracekit.analysis import Analysis
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
 from tracekit.documents.roles import Iteration
+from tracekit.findings.families import kind_of
 from tracekit.metrics.process_phases import TRAIN, WEIGHT_SYNC
 from tracekit.report.blocks import (
     BarPart,
@@ -294,7 +295,7 @@ def _situation(view: View) -> Iterator[Sentence]:
     for gap_cause, ns in (schedule.gap_ns or {}).items():
         if ns > 0 and gap_cause in GAP_CAUSES:
             gap_ns[gap_cause] = ns
-    cause_is_first = any(finding.code == "schedule_gap" for finding in view.findings[:1])
+    cause_is_first = any(kind_of(finding).section == "gap" for finding in view.findings[:1])
     if gap_ns and not cause_is_first:
         cause = max(gap_ns, key=lambda name: gap_ns[name])
         facts += f"; most is lost to {GAP_CAUSES[cause]} ({short_ms(gap_ns[cause], digits)})"

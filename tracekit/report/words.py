@@ -23,7 +23,6 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_categories: Mapping[str, str]
     memory_remedies: Mapping[str, str]
     memory_causes: Mapping[str, str]
-    finding_titles: Mapping[str, str]
     definitions: Mapping[str, str]
     schedule_definitions: Mapping[str, str]
 

@@ -21,6 +21,7 @@ from tracekit.report.terminal.table import render_table
 from tracekit.report.view import View, view_of
 from tracekit.report.view.changed_steps import change_table
 from tracekit.report.write import document_of, write
+from tracekit.results.finders import ROOM_FINDERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -151,7 +152,8 @@ def read_analysis(path: str | PathLike[str]) -> AnalysisResult:
     >>> saved.document.schedule.name, saved.to_dict() == run.to_dict()
     ('1f1b', True)
     """
-    return AnalysisResult.of(read_saved(path))
+    # What may be among its findings is known once the rooms' finders are imported.
+    return AnalysisResult.of(dataclasses.replace(read_saved(path), finders=ROOM_FINDERS))
 
 
 class Plots:

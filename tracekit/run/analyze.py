@@ -28,9 +28,9 @@ from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks, unknown_rank
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.pipeline.reconstruct.parallel_groups import split_layout
 from tracekit.results import AnalysisResult
+from tracekit.results.finders import ROOM_FINDERS
 from tracekit.roles.combine import combine_roles, main_role
 from tracekit.run import driver
-from tracekit.run.findings import ROOM_FINDERS
 from tracekit.run.measure import SourceWorker
 from tracekit.store.source_workers import map_sources, pipeline_map
 from tracekit.store.sources import OneRole, PathList, Paths, attach_named_capture, failure_notices

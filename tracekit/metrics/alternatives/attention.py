@@ -27,6 +27,7 @@ class CausalKernel(Alternative, frozen=True, kw_only=True):
     rests_on = "masks of attention are causal, and its kernel skips what they leave out"
     code = "attention"
     case = "mask"
+    title = "attention"
     says = (
         "attention takes a dense mask, which keeps it from its causal kernel: {work_ns} of GPU time"
     )

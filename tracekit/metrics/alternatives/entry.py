@@ -25,6 +25,10 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     """What is assumed if the change is replayed."""
     code: ClassVar[str]
     case: ClassVar[str]
+    title: ClassVar[str]
+    """What its finding is about in a few words, without figures."""
+    training_only: ClassVar[bool] = False
+    """Whether only training has it."""
     says: ClassVar[str]
     """What costs time and why; ``{work_ns}`` and other values of the evidence are filled in."""
     advises: ClassVar[str]

@@ -26,6 +26,7 @@ class ChannelsFirst(Alternative, frozen=True, kw_only=True):
     rests_on = "images have their channels first, and convolutions convert them for themselves"
     code = "layout"
     case = "group_norm"
+    title = "layout of images"
     says = (
         "group norm is slow with channels last: it needs channels first, and copies there and back take part in "
         "{work_ns} of GPU time"

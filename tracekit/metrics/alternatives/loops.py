@@ -24,6 +24,7 @@ class _LoopAlternative(Alternative, frozen=True, kw_only=True):
     """An alternative of loops of one kind."""
 
     code = "loop"
+    title = "loops"
 
     def selects(self, rank: RankWork) -> pl.Expr:
         """Return which rows of the described loops it is about."""
@@ -125,6 +126,7 @@ class ClipLoop(_LoopAlternative, frozen=True, kw_only=True):
     change = "clip in one call"
     rests_on = "gradients are clipped in a few calls over all of them"
     case = "clipping"
+    training_only = True
     says = "gradients are clipped one by one between backward and optimizer: {what} a step"
     advises = "clip all at once: `torch.nn.utils.clip_grad_norm_(parameters, …, foreach=True)`"
     caveat = "The loop is known by where it stands: a loop over gradients that does something else looks alike."

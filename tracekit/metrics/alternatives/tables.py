@@ -44,6 +44,8 @@ class SparseTable(Alternative, frozen=True, kw_only=True):
     rests_on = "tables of which few rows are used have sparse gradients and an optimizer for these"
     code = "sparse_table"
     case = ""
+    title = "tables of embeddings"
+    training_only = True
     says = (
         "a table of embeddings has dense gradients though a step uses few of its rows ({what}): zeroing and "
         "updating all of them take {work_ns}"
@@ -135,6 +137,7 @@ class StaticCache(Alternative, frozen=True, kw_only=True):
     rests_on = "tensors that grow are written in place, into one of their full size"
     code = "growing_tensor"
     case = ""
+    title = "tensors that grow"
     says = (
         "tensors grow by `cat` {kernels_per_step} times a step, which copies all of each to add little: "
         "{work_ns} of GPU time"

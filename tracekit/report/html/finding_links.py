@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tracekit._util.text import percent, short_ms, size
 from tracekit.documents.findings import Finding
+from tracekit.findings.families import kind_of
 from tracekit.report.findings import is_at_most, is_of_one_iteration
 
-SECTION_OF_CODE: Mapping[str, str] = {
-    "schedule_gap": "gap",
-    "memory_peak": "memory",
-    "out_of_memory": "memory",
-    "fragmentation": "memory",
-    "leak": "memory",
-    "exposed_comm": "overlap",
-    "exposed_copy": "overlap",
-    "slow_kernel": "rates",
-}
-"""Section of the page that shows a finding without a place in the timeline, by its code."""
-LABEL_OF_CODE: Mapping[str, str] = {"optimizer": "optimizer", "recompute": "recompute"}
-"""Label whose kernels a finding is about, by its code; of transfers the evidence names it."""
+
+def section_of(finding: Finding) -> str | None:
+    """Return the section of the page that shows a finding without a place in the timeline; None if there is none."""
+    return kind_of(finding).section
 
 
 def figure_of(finding: Finding) -> str:
@@ -32,8 +22,6 @@ def figure_of(finding: Finding) -> str:
     '≤ 4.00 ms'
     >>> figure_of(Finding(code="leak", cost_ns=0, cost_bytes=8_388_608, share=0.0))
     '8.4 MB'
-    >>> figure_of(Finding(code="hang", cost_ns=3_000_000_000, share=54.0))
-    '3.00 s'
     """
     if finding.cost_bytes and not finding.cost_ns:
         return size(finding.cost_bytes)
@@ -50,10 +38,11 @@ def search_of(finding: Finding) -> str | None:
     >>> search_of(Finding(code="optimizer", cost_ns=1, share=0.1))
     'label:=optimizer'
     """
+    kind = kind_of(finding)
     operator = finding.evidence.get("op")
-    if finding.code == "slow_kernel" and operator:
+    if kind.is_about_operator and operator:
         return f'op:"{operator}"'
-    label = LABEL_OF_CODE.get(finding.code, finding.evidence.get("label"))
+    label = kind.label_of_kernels or finding.evidence.get("label")
     return f"label:={label}" if label else None
 
 
@@ -67,8 +56,6 @@ def share_words(finding: Finding) -> str:
     """
     if finding.cost_bytes and not finding.cost_ns:
         return "of memory"
-    if finding.code == "hang":
-        return "waited at least"
     default = "recording" if finding.evidence.get("steps_marked") is False else "step"
     whole = finding.evidence.get("share_of", default)
     saved = "saved at most" if is_at_most(finding) else "saved"

@@ -22,7 +22,7 @@ from tracekit.report.html.charts import (
     timeline_data,
 )
 from tracekit.report.html.drawings import phase_drawing, update_drawings
-from tracekit.report.html.finding_links import SECTION_OF_CODE
+from tracekit.report.html.finding_links import section_of
 from tracekit.report.html.places import PathNames, busiest_rank, different_ranks, places_on_page
 from tracekit.report.html.templates import render_page
 from tracekit.report.sections import page_headings, page_sections, page_tabs
@@ -96,7 +96,7 @@ def render_html(analysis: Analysis) -> str:
         facts=facts,
         blocks=blocks,
         further=further_findings(view),
-        sections_of_findings=SECTION_OF_CODE,
+        section_of=section_of,
         shared=paths.shorten,
         heat=heat_map(view.fleet),
         changed_lanes=changed_lanes(analysis),

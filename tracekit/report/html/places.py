@@ -13,6 +13,7 @@ from tracekit._util.text import format_ranges, ms, percent
 from tracekit.analysis.combine.spread import FIGURES, Different, Spread
 from tracekit.documents.findings import MAX_PLACES_PER_FINDING, Finding
 from tracekit.documents.page import FindingPlaces, PlaceOnPage, RankRemark
+from tracekit.findings.families import kind_of
 from tracekit.pipeline.against_ideal import ScheduleComparison
 from tracekit.report.html.charts import PageClock
 from tracekit.report.html.source_paths import shorten_source_paths
@@ -60,7 +61,7 @@ def busiest_rank(comparison: ScheduleComparison | None) -> BusiestRank | None:
 
 def _is_about_stages(finding: Finding) -> bool:
     """Return whether a finding is about stages that take unequal time."""
-    return (finding.code, finding.case) == ("schedule_gap", "imbalance")
+    return kind_of(finding).is_about_stages
 
 
 def places_on_page(

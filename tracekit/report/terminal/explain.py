@@ -9,8 +9,10 @@ from tracekit._util.text import percent, rounded, short_ms, terminal
 from tracekit.analysis import Analysis
 from tracekit.classify import classify, explain, load_rules
 from tracekit.classify.graph_replays import events_with_captured_launches
-from tracekit.documents.findings import CODES_OF_ITERATIONS, EvidenceValue
+from tracekit.documents.findings import EvidenceValue
 from tracekit.errors import OptionError
+from tracekit.findings.families import kind_of
+from tracekit.findings.kind import is_bound
 from tracekit.metrics.step_time import StepSummary
 from tracekit.report.findings import is_at_most, per_words, remarks_on
 from tracekit.report.view import view_of
@@ -35,17 +37,20 @@ def explain_finding(analysis: Analysis, number: int) -> str:
     lines = [f"{number}. {finding.text}", f"   {finding.advice}", ""]
     per = "a step" if analysis.step.is_marked else "in all"
     cost = f"{short_ms(finding.cost_ns)} of {_reference(analysis.step)} {per}"
-    if finding.code == "slow_step" and "excess_ns" in finding.evidence:
+    kind = kind_of(finding)
+    if kind.of_single_steps and "excess_ns" in finding.evidence:
         steps = finding.evidence.get("recorded_steps")
         cost = f"{short_ms(finding.cost_ns)} a step, spread over {steps} steps"
-    if finding.code == "hang":
-        cost = f"{short_ms(finding.cost_ns)} at least, of no step"
-    if finding.code in CODES_OF_ITERATIONS:
+    if kind.of_iterations:
         cost = f"{short_ms(finding.cost_ns)} {per_words(finding)}"
     lines.append(f"   costs {cost}")
     if finding.saving_ns is not None:
         how_much = "at most " if is_at_most(finding) else ""
-        low_high = None if finding.is_bound else finding.saves_range_ns
+        low_high = (
+            None
+            if is_bound(finding, least_is_unknown=kind.least_is_unknown)
+            else finding.saves_range_ns
+        )
         between = (
             ""
             if low_high is None

@@ -184,16 +184,12 @@ def saving(finding: Finding) -> str:
     '≤ 4.00 ms  20 %'
     >>> saving(Finding(code="leak", cost_ns=0, cost_bytes=8_388_608, share=0.0))
     '   8.4 MB      '
-    >>> saving(Finding(code="hang", cost_ns=3_000_000_000, share=54.0))
-    '   3.00 s  once'
     """
     if finding.cost_bytes and not finding.cost_ns:
         return f"{size(finding.cost_bytes):>9} {'':>5}"
     bound = "≤" if is_at_most(finding) else ""
     share = percent(finding.effect_share, digits=0)
-    if finding.code == "hang":  # what ranks waited until the recording ended, of no step
-        bound = ""
-    if is_of_one_iteration(finding) or finding.code == "hang":
+    if is_of_one_iteration(finding):
         share = "once"
     return f"{bound:<2}{short_ms(finding.effect_ns):>7} {share:>5}"
 

@@ -13,8 +13,9 @@ from typing import TypeVar
 from tracekit._util.text import counted, ranks_named
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.spread import MANY_RANKS, spread
-from tracekit.documents.findings import CODES_OF_ITERATIONS, Finding
+from tracekit.documents.findings import Finding
 from tracekit.errors import Notice
+from tracekit.findings.families import kind_of
 from tracekit.memory.view import contents_table, lines_table, memory_line, memory_table
 from tracekit.memory.view_out_of_memory import account_table_of, remedies_table_of
 from tracekit.report.blocks import Sentence
@@ -200,7 +201,7 @@ class View:
     @cached_property
     def role_findings(self) -> tuple[Finding, ...]:
         """The findings about iterations and weight updates, with which the list begins; empty for other runs."""
-        return tuple(finding for finding in self.findings if finding.code in CODES_OF_ITERATIONS)
+        return tuple(finding for finding in self.findings if kind_of(finding).of_iterations)
 
     @cached_property
     def situation(self) -> tuple[str, ...]:
@@ -209,8 +210,8 @@ class View:
         A sentence each; empty for other runs.
         """
         # A finding about what surrounds the moving of weights says how long moving takes.
-        cases = {finding.case for finding in self.role_findings}
-        update = None if "around_moving" in cases else update_summary(self.analysis)
+        is_stated = any(kind_of(finding).states_moving_time for finding in self.role_findings)
+        update = None if is_stated else update_summary(self.analysis)
         sentences_of_roles = (step_summary(self.analysis), update)
         return (
             *(kind_sentence(kind) for kind in self.analysis.step_kinds),
