@@ -4,8 +4,8 @@
         traces written, ingested and analyzed
     python benchmarks/fleet.py store STORE [--ranks 1024]
         one pipeline ingested, the tables of the others made from its own
-    python benchmarks/fleet.py combine STORE [--ranks 64 256 1024] [--workers 1]
-        a store's tables read and put together, with findings
+    python benchmarks/fleet.py combine STORE [--ranks 64 256 1024]
+        `tracekit analyze STORE --full`, the schedule drawn, of a store's first pipelines
     python benchmarks/fleet.py shares [--megabytes 20] [--trace TRACE]
         where one rank's time goes
     python benchmarks/fleet.py same [--ranks 128]
@@ -22,13 +22,11 @@ import contextlib
 import hashlib
 import itertools
 import json
-import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -148,90 +146,33 @@ def store(wanted):
 
 
 def combine(wanted):
-    """Processor seconds of reading a store's tables and putting them together: its first pipelines, alone or shared."""
+    """Processor seconds and peak memory of the whole command on stores of the first pipelines of *wanted.store*."""
     print(f"load {os.getloadavg()[0]:.1f}")
-    print(
-        "| ranks | workers | reading, CPU s | combining, CPU s | of it workers | s | peak MB | of a worker | JSON |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| ranks | CPU s | s | peak MB | JSON |")
+    print("|---|---|---|---|---|")
     for ranks in wanted.ranks:
-        for workers in sorted({1, wanted.workers}):
-            words = [
-                sys.executable,
-                __file__,
-                "combine-one",
-                wanted.store,
-                "--ranks",
-                ranks,
-                "--workers",
-                workers,
-            ]
-            words = list(map(str, words))
-            print(
-                subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout.strip(),
-                flush=True,
-            )
+        with tempfile.TemporaryDirectory(prefix="tracekit-fleet-") as folder:
+            store, answer = Path(folder) / "store", Path(folder) / "answer.json"
+            first_ranks(Path(wanted.store), ranks, store)
+            (wall, cpu, peak), _ = timed([*COMMAND, "analyze", store, "--full", "-o", answer])
+            text = answer.read_text(encoding="utf-8")
+        assert len(json.loads(text)["ranks"]) == ranks
+        print(f"| {ranks} | {cpu:.1f} | {wall:.0f} | {peak:.0f} | {digest(text)[:8]} |", flush=True)
 
 
-def combine_one(wanted):
-    """One row of ``combine``, in a process of its own."""
-    from tracekit.analysis.combine.combine_ranks import combine as together
-    from tracekit.analysis.persistence import TableInFile
-    from tracekit.results import AnalysisResult
-    from tracekit.run.driver import find_sources, pipeline_map
-    from tracekit.run.measure import Options
+def first_ranks(place, ranks, target):
+    """Make a store of the first *ranks* ranks of another one, its first pipelines; tables are linked, not copied."""
+    from tracekit.store.files import open_store
+    from tracekit.store.writer import StoreWriter
 
-    refs = find_sources(wanted.store).refs
-    replicas = len(refs) // PP
-    refs = [ref for at, ref in enumerate(refs) if at % replicas < wanted.ranks[0] // PP]
-    options = Options().for_ranks(len(refs))
-    tables = list(options.stored_tables(refs).values())
-    assert len(tables) == len(refs)
-    late = [0.0]  # what combining reads itself is reading, too
-    read_later = TableInFile.load
-
-    def reading(self):
-        since = time.process_time()
-        try:
-            return read_later(self)
-        finally:
-            late[0] += time.process_time() - since
-
-    TableInFile.load = reading
-    read, began = os.times(), time.perf_counter()
-    peaks = watched_peaks()
-    found = together(tables, schedule="auto", map_function=pipeline_map(wanted.workers, None))
-    text = AnalysisResult.of(found).to_json()  # with findings
-    done, took = os.times(), time.perf_counter() - began
-    own, others = (done.user + done.system - read.user - read.system,
-                   done.children_user + done.children_system - read.children_user - read.children_system)  # fmt: skip
-    peak, first = peak_mb("self"), read.user + read.system + late[0]
-    print(f"| {len(tables)} | {wanted.workers} | {first:.1f} | {own + others - late[0]:.1f} | {others:.1f} "
-          f"| {took:.0f} | {peak:.0f} | {max(peaks.values(), default=0):.0f} | {digest(text)[:8]} |")  # fmt: skip
-
-
-def peak_mb(process):
-    """The most memory a process has had.
-
-    What it was forked from does not count, as it does for its parent.
-    """
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), 0.0)
-
-
-def watched_peaks():
-    """Peaks of this process's children, filled in while they run."""
-    peaks = {}
-
-    def watch():
-        while True:
-            for process in multiprocessing.active_children():
-                with contextlib.suppress(OSError):
-                    peaks[process.pid] = max(peaks.get(process.pid, 0), peak_mb(process.pid))
-            time.sleep(0.2)
-
-    threading.Thread(target=watch, daemon=True).start()
-    return peaks
+    whole = open_store(place)
+    replicas = len(whole.entries) // PP
+    kept = [entry for entry in whole.entries if entry.rank % replicas < ranks // PP]
+    target.mkdir()
+    for entry in kept:
+        (target / f"rank={entry.rank}").symlink_to((place / f"rank={entry.rank}").resolve())
+    entries = {entry.rank: entry for entry in kept}
+    StoreWriter(target, whole.labelled_by, entries=entries, complete=True).write()
 
 
 def shares(wanted):
@@ -374,9 +315,7 @@ def main():
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument(
-        "what", choices=("curves", "store", "combine", "combine-one", "shares", "same")
-    )
+    options.add_argument("what", choices=("curves", "store", "combine", "shares", "same"))
     options.add_argument(
         "store", nargs="?", help="combine: a store that ingest wrote; store: where to write one"
     )
@@ -396,7 +335,6 @@ def main():
         "curves": curves,
         "store": store,
         "combine": combine,
-        "combine-one": combine_one,
         "shares": shares,
         "same": same,
     }

@@ -69,6 +69,7 @@ def _renumbered(made, text, position, replica, replicas):
     info = json.loads(head.rstrip().removesuffix(b",") + b"}")
     experts = [position * replicas + r for r in range(replicas)]
     info["distributedInfo"] |= {"rank": new[position], "world_size": PP * replicas}
+    info["baseTimeNanoseconds"] += replica  # equal times are those of copies of one rank
     info["distributedInfo"]["pg_config"] = [
         {"pg_name": f"pp{replica}", "pg_desc": "PIPELINE_MODEL_PARALLEL_GROUP", "ranks": new},
         {"pg_name": f"ep{position}", "pg_desc": "EXPERT_MODEL_PARALLEL_GROUP", "ranks": experts},
@@ -103,8 +104,9 @@ def copied(entry, tables, replica, place):
     rank, pipeline = new[entry.rank], f"pp{replica}"
     groups = tuple(structs.replace(group, name=pipeline, ranks=tuple(new.values())) if group.name == "pp0" else group
                    for group in entry.source.groups)  # fmt: skip
-    source = structs.replace(entry.source, rank=rank, groups=groups, path=entry.source.path.replace(
-        f"rank{entry.rank}.", f"rank{rank}."))  # fmt: skip
+    path = entry.source.path.replace(f"rank{entry.rank}.", f"rank{rank}.")
+    # Its times are those of the first replica, but it is no copy of that rank's file.
+    source = structs.replace(entry.source, rank=rank, groups=groups, path=path, times_digest=None)
     lists = {
         str(list(old)).replace(" ", ""): str(list(to)).replace(" ", "")
         for old, to in [(new, new.values())]

@@ -55,7 +55,7 @@ def test_tables_of_many_ranks_are_made_and_combined(tmp_path):
     store = tmp_path / "store"
     done = run_fleet("store", store, "--ranks", 64, "--megabytes", 1)
     assert done.returncode == 0, done.stderr
-    done = run_fleet("combine", store, "--ranks", 16, 64, "--workers", 1)
+    done = run_fleet("combine", store, "--ranks", 16, 64)
     assert done.returncode == 0, done.stderr
     assert [line.split(" | ")[0] for line in done.stdout.splitlines()[3:]] == ["| 16", "| 64"]
 
