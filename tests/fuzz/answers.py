@@ -19,7 +19,6 @@ from tests.fuzz.others import one_line
 from tracekit.cli._mcp_server import MAX_ANSWER_CHARACTERS, Tools
 from tracekit.diffs import diff, gate
 from tracekit.errors import InternalError, TracekitError
-from tracekit.report.ci.comment import comment_body, mark_of
 from tracekit.report.ci.write import github_annotations, render_junit
 from tracekit.report.markdown import render_diff, render_gate, render_markdown
 
@@ -58,8 +57,6 @@ PLACES: tuple[tuple[Any, ...], ...] = (
 """Texts of a saved analysis that are read from a recording."""
 SLOWDOWN = 1.1
 STEPS = 8
-MAX_COMMENT_CHARACTERS = 65_536
-"""Longest comment that GitHub takes."""
 SHARES = (70, 28, 2)
 """Shares of verdicts, comparisons and whole recordings, which take longest."""
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -157,10 +154,6 @@ def _check_gate(names: list[str], folder: Path) -> None:
     verdict = gate([after], [before]).to_document()
     report = render_gate(verdict)
     check_markdown(report)
-    comment = comment_body(report * 40 if len(names[0]) % 2 else report, name=names[0])
-    assert len(comment) <= MAX_COMMENT_CHARACTERS, "a comment that GitHub refuses"
-    assert comment.startswith(mark_of(names[0])), "a comment that is not found again"
-    check_markdown(comment.removeprefix(mark_of(names[0])))
     for annotation in github_annotations(verdict):
         assert len(annotation.splitlines()) == 1, "an annotation of several lines"
     ElementTree.fromstring(render_junit(verdict))

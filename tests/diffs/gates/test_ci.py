@@ -1,10 +1,11 @@
-"""The steps of the action and the job of GitLab, run as their runners run them, against a stand-in of the service."""
+"""The steps of the action and the jobs of GitLab, run as their runners run them, with stand-ins of `gh` and `glab`."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,6 @@ from xml.etree import ElementTree
 import pytest
 from markdown_it import MarkdownIt
 
-from tests.fake_forge import Forge, served
 from tests.kept import analysis_of
 
 pytestmark = pytest.mark.slow
@@ -40,6 +40,8 @@ class Runner:
             "github.token": "secret",
             "github.workflow": "perf",
             "github.job": "gate",
+            "github.repository": "owner/name",
+            "github.event.pull_request.number": "7",
             **{f"inputs.{name}": text for name, text in {**defaults, **inputs}.items()},
         }
         self.environment = environment
@@ -97,27 +99,73 @@ class Runner:
         return run.returncode
 
 
+FORGE = """#!/usr/bin/env python3
+# Stand-in of gh and glab: the comments of one pull request are in a file.
+import json, os, subprocess, sys
+
+place, words = os.environ["FORGE"], sys.argv[2:]
+comments = json.load(open(place))
+url = next(word for word in words if word.startswith(("repos/", "projects/")))
+body = next((word.removeprefix("body=") for word in words if word.startswith("body=")), None)
+method = words[words.index("--method") + 1] if "--method" in words else "GET"
+if "GH_TOKEN" not in os.environ and "GITLAB_TOKEN" not in os.environ or method in os.environ.get("REFUSED", ""):
+    sys.exit("HTTP 403")
+if method == "GET":
+    assert url == "repos/owner/name/issues/7/comments?per_page=100"
+    chosen = [os.environ["JQ"], "-r", words[words.index("--jq") + 1]]
+    subprocess.run(chosen, input=json.dumps(comments), text=True, check=True)
+elif method == "POST":
+    assert url in ("repos/owner/name/issues/7/comments", "projects/12/merge_requests/7/notes")
+    comments.append({"id": 1000 + len(comments), "user": {"login": "github-actions[bot]"}, "body": body})
+else:
+    assert url.startswith("repos/owner/name/issues/comments/")
+    comments[int(url.rpartition("/")[2]) - 1000]["body"] = body
+json.dump(comments, open(place, "w"))
+"""
+
+
+class Forge:
+    """The comments of one pull request."""
+
+    def __init__(self, folder):
+        self.place = folder / ".comments.json"
+        self.programs = folder / ".programs"
+        self.programs.mkdir()
+        for name in ("gh", "glab"):
+            program = self.programs / name
+            program.write_text(FORGE)
+            program.chmod(0o755)
+        self.place.write_text("[]")
+
+    def add(self, body, user):
+        entries = json.loads(self.place.read_text())
+        entries.append({"id": 1000 + len(entries), "user": {"login": user}, "body": body})
+        self.place.write_text(json.dumps(entries))
+
+    @property
+    def bodies(self):
+        return [entry["body"] for entry in json.loads(self.place.read_text())]
+
+
 @pytest.fixture
-def forge():
-    forge = Forge()
-    with served(forge) as forge.address:
-        yield forge
+def forge(tmp_path):
+    if shutil.which("jq") is None:
+        pytest.skip("needs jq, which is part of gh")
+    return Forge(tmp_path)
 
 
 @pytest.fixture
 def environment(tmp_path, forge):
     """The variables of a job on a pull request of GitHub."""
-    event = tmp_path / ".event.json"
-    event.write_text(json.dumps({"pull_request": {"number": 7}}))
+    own = f"{forge.programs}{os.pathsep}{Path(sys.executable).parent}"
     return {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{own}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "HOME": os.environ.get("HOME", str(tmp_path)),
         "GITHUB_ACTIONS": "true",
         "GITHUB_STEP_SUMMARY": str(tmp_path / ".summary.md"),
-        "GITHUB_EVENT_PATH": str(event),
-        "GITHUB_REPOSITORY": "owner/name",
-        "GITHUB_API_URL": forge.address,
+        "FORGE": str(forge.place),
+        "JQ": str(shutil.which("jq")),
     }
 
 
@@ -162,7 +210,7 @@ def test_the_action_gates_comments_and_fails_with_the_gates_own_code(  # noqa: P
     written = {path.name for path in folder.iterdir()}
     pages = set() if verdict == "error" else {"gate.html"}
     assert written == {"gate.json", "gate.xml", "gate.md"} | pages
-    (comment,) = [entry["body"] for entry in forge.comments]
+    (comment,) = forge.bodies
     text = visible_text(comment)
     first = text.strip().splitlines()[0]
     assert re.match(rf"\W+ tracekit gate \(pretrain on H200\): (unusable input|{verdict})", first)
@@ -171,7 +219,6 @@ def test_the_action_gates_comments_and_fails_with_the_gates_own_code(  # noqa: P
     summary = (tmp_path / ".summary.md").read_text()
     assert (folder / "gate.md").read_text() in summary
     assert PAGE in summary
-    assert "comment created" in runner.said
     if candidate == "recorded.json":
         assert "::error title=regressed%3A label_ms.forward::" in runner.said
         assert "new, 2.62 ms" in text
@@ -180,7 +227,8 @@ def test_the_action_gates_comments_and_fails_with_the_gates_own_code(  # noqa: P
 def run_last_steps(folder, environment, **values):
     """Run the steps after the gate on a report that is there already."""
     (folder / "tracekit-gate").mkdir(exist_ok=True)
-    (folder / "tracekit-gate" / "gate.md").write_text("## pass\n")
+    report = values.pop("report", "## pass\n")
+    (folder / "tracekit-gate" / "gate.md").write_text(report)
     runner = Runner(folder, {"expect": values.pop("expect", "0"), **values}, environment)
     runner.action["runs"]["steps"] = runner.action["runs"]["steps"][2:]
     runner.values["steps.gate.outputs.folder"] = "tracekit-gate"
@@ -189,21 +237,53 @@ def run_last_steps(folder, environment, **values):
     return runner
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
 def test_a_forks_pull_request_is_told_in_one_line_that_there_is_no_comment(
-    tmp_path, forge, environment
+    tmp_path, forge, environment, method
 ):
-    forge.failures = [None, 403]
-    runner = run_last_steps(tmp_path, environment)
+    runner = run_last_steps(tmp_path, {**environment, "REFUSED": method})
     assert runner.code == 0, runner.said
-    (line,) = runner.said.splitlines()
+    (line,) = [line for line in runner.said.splitlines() if line != "HTTP 403"]
     assert line.startswith("no comment")
     assert "a fork's pull request" in line
-    assert forge.comments == []
+    assert forge.bodies == []
 
 
 def test_no_comment_is_posted_where_none_is_wanted(tmp_path, forge, environment):
     assert run_last_steps(tmp_path, environment, comment="false").code == 0
-    assert forge.requests == []
+    assert forge.bodies == []
+
+
+def test_a_comment_is_created_once_and_then_written_again(tmp_path, forge, environment):
+    forge.add("a remark of a person", "somebody")
+    run_last_steps(tmp_path, environment)
+    run_last_steps(tmp_path, environment, report="## regressed\n")
+    remark, own = forge.bodies
+    assert remark == "a remark of a person"
+    assert own.splitlines()[2] == "## regressed"
+
+
+def test_two_gates_have_a_comment_each(tmp_path, forge, environment):
+    run_last_steps(tmp_path, environment, name="one")
+    run_last_steps(tmp_path, environment, name="two")
+    first, second = forge.bodies
+    assert first.splitlines()[0] != second.splitlines()[0]
+
+
+def test_a_comment_with_the_mark_by_somebody_else_is_left_alone(tmp_path, forge, environment):
+    run_last_steps(tmp_path, environment)
+    (own,) = forge.bodies
+    forge.place.write_text("[]")
+    forge.add(own, "somebody")
+    run_last_steps(tmp_path, environment, report="## regressed\n")
+    assert forge.bodies[0] == own
+    assert len(forge.bodies) == 2
+
+
+def test_a_comment_is_not_longer_than_github_takes(tmp_path, forge, environment):
+    run_last_steps(tmp_path, environment, report="é" * 60_000)
+    (body,) = forge.bodies
+    assert 30_000 < len(body.encode()) < 65_536
 
 
 @pytest.mark.parametrize(
@@ -229,32 +309,25 @@ def test_a_candidate_that_looks_like_an_option_is_a_file(tmp_path, save, environ
     assert not (tmp_path / "new.json").exists()
 
 
-def test_the_job_of_gitlab_reports_and_notes(tmp_path, save, scaled):
+def test_the_jobs_of_gitlab_report_and_note(tmp_path, save, scaled, forge, environment):
     save("same.json")
     save("slow.json", scaled(1.1))
-    job = read_yaml("ci/gitlab.yml")[".tracekit-gate"]
-    forge = Forge(user="project_bot")
-    with served(forge) as address:
-        environment = {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "HOME": os.environ.get("HOME", str(tmp_path)),
-            **job["variables"],
-            "CANDIDATE": "slow.json",
-            "BASELINE": "same.json",
-            "REQUIRE": "step_ms < +3%\nbubble_fraction < 0.9",
-            "GITLAB_CI": "true",
-            "CI_JOB_NAME": "perf",
-            "CI_JOB_URL": "https://gitlab.com/group/project/-/jobs/9",
-            "CI_API_V4_URL": f"{address}/api/v4",
-            "CI_PROJECT_ID": "12",
-            "CI_MERGE_REQUEST_IID": "7",
-            "TRACEKIT_GITLAB_TOKEN": "secret",
-        }
-        run = subprocess.run(
-            ["sh", "-e", "-c", job["script"][0]],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+    jobs = read_yaml("ci/gitlab.yml")
+    job = jobs[".tracekit-gate"]
+    environment = {
+        **environment,
+        **job["variables"],
+        "CANDIDATE": "slow.json",
+        "BASELINE": "same.json",
+        "REQUIRE": "step_ms < +3%\nbubble_fraction < 0.9",
+        "CI_JOB_NAME": "perf",
+        "CI_PROJECT_ID": "12",
+        "CI_MERGE_REQUEST_IID": "7",
+    }
+    run = subprocess.run(
+        ["sh", "-e", "-c", job["script"][0]],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert run.returncode == 1, run.stdout + run.stderr
     reports = job["artifacts"]["reports"]
     suite = ElementTree.parse(tmp_path / reports["junit"]).getroot().find("testsuite")
@@ -265,8 +338,10 @@ def test_the_job_of_gitlab_reports_and_notes(tmp_path, save, scaled):
     name, level = metrics[0].split()
     assert (name, float(level)) == ("tracekit_step_ms", pytest.approx(110, rel=0.01))
     assert all(re.fullmatch(r"[a-z_]+ [\d.e+-]+", line) for line in metrics)
-    (note,) = [entry["body"] for entry in forge.comments]
-    assert "(https://gitlab.com/group/project/-/jobs/9/artifacts/browse/tracekit-gate/)" in note
+    (script,) = jobs[".tracekit-note"]["script"]
+    token = {**environment, "GITLAB_TOKEN": "secret"}
+    subprocess.run(["sh", "-e", "-c", script], cwd=tmp_path, env=token, check=True)
+    (note,) = forge.bodies
     assert "tracekit gate (perf): regressed: step_ms" in visible_text(note)
     assert (tmp_path / "tracekit-gate" / "gate.html").is_file()
 
