@@ -95,7 +95,8 @@ class TracekitError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process boundaries; the default would lose the keyword-only arguments.
-        return (partial(type(self), hint=self.hint, quote=self.quote), (self.message,))
+        make = partial(type(self), hint=self.hint, quote=self.quote, notice=self.notice)
+        return make, (self.message,)
 
 
 class InputError(TracekitError):

@@ -15,7 +15,7 @@ from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.documents.analysis import ChangedStep
 from tracekit.documents.findings import MIN_SHARE_TO_SHOW
-from tracekit.findings.collect import _is_said_of_a_rank, _relate, likely_ns
+from tracekit.findings.collect import _is_said_of_a_rank, _relate, find_kinds, likely_ns
 from tracekit.report.write import render_json
 
 MS = 1_000_000
@@ -66,8 +66,7 @@ RECORDED_TWINS = {"alloc", "loader", "items", "accum"}
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLES)
 def test_what_matters_is_listed_by_its_likely_saving_before_what_does_not(samples, name):
-    analysis = analysis_of(samples / name)
-    findings = analysis.findings
+    findings = find_kinds(analysis_of(samples / name))
     is_small = [finding.effect_share < MIN_SHARE_TO_SHOW for finding in findings]
     assert is_small == sorted(is_small)
     for first, second in pairwise(findings):

@@ -9,7 +9,7 @@ from tests.written_findings import written
 from tracekit import analyze
 from tracekit.documents.findings import Place
 from tracekit.metrics.host.time_by_activity import MAX_PLACES
-from tracekit.report.findings import finding_line, per_words
+from tracekit.report.findings import finding_line, is_at_most, per_words
 
 MS = 1_000_000
 ONE_PERCENT = 0.01
@@ -298,7 +298,7 @@ def test_launching_may_save_all_idle_time_of_the_longest_step(findings_of):
     least_ns, most_ns = finding.saves_range_ns
     assert least_ns == 0
     assert max(finding.saves_ns, finding.cost_ns) < most_ns < 1.4 * finding.cost_ns
-    assert finding.is_bound
+    assert is_at_most(finding)
 
 
 def test_a_host_ahead_of_the_gpu_is_not_the_limit(findings_of):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 
-import msgspec
 import pytest
 
 from docsite.finding_examples import example_of
@@ -170,15 +169,30 @@ def test_a_line_shares_its_time_with_findings_before_it_alone():
     assert "shares its time with 1 and 2: 2.67 ms are left to save after them" in lines[2]
 
 
-@pytest.mark.parametrize("code", ["host_sync", "exposed_comm", "schedule_gap", "slow_rank"])
-def test_whatever_saves_more_than_its_sentence_states_says_so(code):
-    stated = Finding(
-        code=code, cost_ns=9_000_000, share=0.2, saves_ns=12_000_000, text="it costs 9.00 ms"
-    )
+@pytest.mark.parametrize(
+    ("code", "case", "evidence"),
+    [
+        ("exposed_comm", "peer_late", {"exposed_ns": 9_000_000}),
+        ("schedule_gap", "order", {"part_ns": 9_000_000}),
+        ("slow_rank", "", {"late_ns": 9_000_000, "explained_share": 1.0}),
+        ("late_host", "", {"late_ns": 18_000_000, "explained_share": 0.5}),
+        ("python", "", {}),
+    ],
+)
+def test_whatever_saves_more_than_its_sentence_states_says_so(code, case, evidence):
+    effect = {"cost_ns": 9_000_000, "share": 0.2, "saves_ns": 12_000_000}
+    stated = written(code, case, ranks=(1,), evidence=evidence, **effect)
     assert short_ms(stated.cost_ns) in stated.text
     assert "more than the 9.00 ms: " in remarks_on(stated, 1, NOTHING)
-    evidence = {"work_ns": 9_000_000}  # words of its own say that launching is spared as well
-    assert remarks_on(msgspec.structs.replace(stated, evidence=evidence), 1, NOTHING) == ""
+
+
+def test_a_sentence_with_other_figures_does_not_state_what_a_finding_costs():
+    """19.00 ms end like 9.00 ms; of kernels the words say that launching is spared as well."""
+    effect = {"cost_ns": 9_000_000, "share": 0.2, "saves_ns": 12_000_000}
+    exposed = written("exposed_comm", "peer_late", evidence={"exposed_ns": 19_000_000}, **effect)
+    kernels = written("unfused", evidence={"work_ns": 9_000_000}, **effect)
+    assert remarks_on(exposed, 1, NOTHING) == ""
+    assert remarks_on(kernels, 1, NOTHING) == ""
 
 
 def test_a_slow_steps_share_names_what_it_is_of():

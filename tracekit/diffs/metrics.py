@@ -166,12 +166,16 @@ class Requirement(msgspec.Struct, frozen=True):
         return bool(_COMPARISONS[self.op](value, self.limit))
 
 
+class UnknownMetricError(OptionError):
+    """A metric that tracekit does not define; it may occur in the runs."""
+
+
 def resolve(name: str, *, names_in_runs: Iterable[str] = ()) -> Metric:
     """Return the metric called *name*; *names_in_runs* adds names that occur in a run.
 
     >>> resolve("overlap.ep_dispach")
     Traceback (most recent call last):
-    tracekit.errors.OptionError: unknown metric overlap.ep_dispach (did you mean overlap.ep_dispatch or ...
+    tracekit.diffs.metrics.UnknownMetricError: unknown metric overlap.ep_dispach (did you mean ...
     """
     match = re.fullmatch(r"([A-Za-z_]+)(?:\.([A-Za-z0-9_.]+))?(?:@(\d{1,9}))?", name)
     family = FAMILY_BY_NAME.get(match[1]) if match else None
@@ -184,7 +188,7 @@ def resolve(name: str, *, names_in_runs: Iterable[str] = ()) -> Metric:
             exists = not family.keys
         if exists:
             return Metric(name, family, key, int(match[3]) if match[3] else None)
-    raise OptionError(f"unknown metric {name}", hint=_suggest(name, names_in_runs))
+    raise UnknownMetricError(f"unknown metric {name}", hint=_suggest(name, names_in_runs))
 
 
 def metric_names() -> list[str]:

@@ -49,6 +49,7 @@ class ExposedTransfers(FindingKind, frozen=True, kw_only=True):
     """Transfers of a label that no compute hides. Copies of pageable memory are the host's."""
 
     section = "overlap"
+    stated_times = ("exposed_ns",)
 
     transfer_ns: int
     free_compute_ns: int

@@ -236,6 +236,7 @@ class DataLoading(RemovableActivity, frozen=True, kw_only=True):
     code = "data_loading"
     case = "workers"
     title = "data loading"
+    stated_times = ("cost_ns",)
     absence = "no data stalls"
 
     def text(self) -> str:
@@ -412,6 +413,7 @@ class PageableCopy(RemovableActivity, frozen=True, kw_only=True):
 
     code = "pageable_copy"
     title = "pageable copies"
+    stated_times = ("host_ns",)
     absence = "no pageable copies"
     quick_to_try = True
 
@@ -432,6 +434,7 @@ class Allocations(RemovableActivity, frozen=True, kw_only=True):
 
     code = "allocator"
     title = "allocations"
+    stated_times = ("host_ns",)
     absence = "no allocations"
     quick_to_try = True
 
@@ -472,6 +475,7 @@ class Compilation(RemovableActivity, frozen=True, kw_only=True):
 
     code = "compile"
     title = "compilation"
+    stated_times = ("host_ns",)
     absence = "no compilation"
 
     def text(self) -> str:
@@ -506,6 +510,7 @@ class SearchBesideWork(HostFinding, frozen=True, kw_only=True):
 
     code = "unused_parameters"
     title = "search for unused parameters"
+    stated_times = ("host_ns",)
     training_only = True
     quick_to_try = True
 
@@ -538,6 +543,7 @@ class UnusedParameters(RemovableActivity, frozen=True, kw_only=True):
 
     code = "unused_parameters"
     title = "search for unused parameters"
+    stated_times = ("host_ns",)
     training_only = True
     quick_to_try = True
 
@@ -553,6 +559,7 @@ class HostCompute(RemovableActivity, frozen=True, kw_only=True):
 
     code = "host_compute"
     title = "work on the CPU"
+    stated_times = ("cost_ns",)
 
     def text(self) -> str:
         text = f"the GPU is idle for {self._cost} because the CPU computes, mostly {or_unknown(self.name)}"
@@ -570,6 +577,7 @@ class Python(RemovableActivity, frozen=True, kw_only=True):
 
     code = "python"
     title = "CPU runs Python"
+    stated_times = ("cost_ns",)
 
     def text(self) -> str:
         text = f"the GPU is idle for {self._cost} because the CPU runs Python that calls no PyTorch"
@@ -808,6 +816,7 @@ class PlansForNewShapes(HostFinding, frozen=True, kw_only=True):
     code = "launch_bound"
     case = "new_shapes"
     title = "CPU starts kernels too slowly"
+    stated_times = ("new_shapes_ns",)
     names_vendor = True
     least_is_unknown = True
 

@@ -79,6 +79,7 @@ class SlowKernel(FindingKind, frozen=True, kw_only=True):
     title = "slow kernels"
     section = "rates"
     is_about_operator = True
+    stated_times = ("cost_ns", "op_gain_ns")
     names_vendor = True
 
     op: str

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from tracekit._util.text import short_ms
 from tracekit.documents.findings import Effect, EvidenceValue, Finding
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class FindingKind(Effect, frozen=True, kw_only=True):
     """Whether the run ended with it."""
     with_faster_links: ClassVar[bool] = False
     """Whether its saving is that of links twice as fast: no bound, but an assumption."""
+    stated_times: ClassVar[tuple[str, ...]] = ()
+    """Fields whose times its text states, each of which may be what it costs."""
     least_is_unknown: ClassVar[bool] = False
     """Whether its saving is that of a remedy that leaves nothing of the cause: how much of it is reached is
     up to the remedy, and its range may end above it."""
@@ -145,6 +148,16 @@ class FindingKind(Effect, frozen=True, kw_only=True):
         """Return a finding that was written in a few words: what it is about, without figures."""
         title = cls.title or finding.code.replace("_", " ")
         return title.format(label=finding.evidence.get("label"))
+
+    @classmethod
+    def states_cost(cls, finding: Finding) -> bool:
+        """Return whether the text of a finding that was written names what it costs."""
+        cost = short_ms(finding.cost_ns)
+        for name in cls.stated_times:
+            time_ns = finding.cost_ns if name == "cost_ns" else finding.evidence.get(name)
+            if isinstance(time_ns, int | float) and short_ms(time_ns) == cost:
+                return True
+        return False
 
     @property
     def is_bound(self) -> bool:

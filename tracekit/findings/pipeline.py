@@ -64,6 +64,7 @@ class OwnBubble(ScheduleGap, frozen=True, kw_only=True):
     """The time in which the schedule itself leaves stages idle."""
 
     case = "own_bubble"
+    stated_times = ("cost_ns",)
 
     gap_part: str
     bubble_share: float
@@ -82,6 +83,8 @@ class OwnBubble(ScheduleGap, frozen=True, kw_only=True):
 
 class GapPart(ScheduleGap, frozen=True, kw_only=True):
     """A part of the gap to the ideal: other work between the computations of the stages."""
+
+    stated_times = ("part_ns",)
 
     gap_ns: int
     gap_part: str

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import median
+from typing import ClassVar
 
 from tracekit._util.text import ranks_named, short_ms
 from tracekit.analysis.combine.stragglers import MIN_LATE_SHARE, SlowGpu
 from tracekit.documents.analysis import Straggler, WaitCause
+from tracekit.documents.findings import Finding
 from tracekit.findings.communication import free_wait_share
 from tracekit.findings.context import Context, saved_range_ns
 from tracekit.findings.kind import FindingKind
@@ -57,6 +59,8 @@ class RankFinding(FindingKind, frozen=True, kw_only=True):
 class LateRank(RankFinding, frozen=True, kw_only=True):
     """The others wait for a rank, or for several that are late together."""
 
+    stated_times: ClassVar[tuple[str, ...]] = ("late_ns",)
+
     late_ns: int
     recorded_late_ns: int | None = None
     """The same as recorded, where the profiler makes it longer."""
@@ -69,6 +73,16 @@ class LateRank(RankFinding, frozen=True, kw_only=True):
     multiprocessors_of_others: int | None = None
     tokens: int | None = None
     tokens_of_others: int | None = None
+
+    @classmethod
+    def states_cost(cls, finding: Finding) -> bool:
+        late_ns = finding.evidence.get("late_ns")
+        share = finding.evidence.get("explained_share")
+        if not cls.stated_times or not isinstance(late_ns, int) or not isinstance(share, float):
+            return False
+        is_whole = share >= NEARLY_ALL  # else its text says how much of the waiting has the cause
+        explained = "" if is_whole else short_ms(share * late_ns)
+        return short_ms(finding.cost_ns) in (short_ms(late_ns), explained)
 
     @property
     def _rank(self) -> str:
@@ -146,6 +160,7 @@ class SlowRanks(SlowRank, frozen=True, kw_only=True):
     """The GPUs of several ranks run the same kernels slower."""
 
     case = "together"
+    stated_times = ()
 
     def text(self) -> str:
         return (
@@ -165,6 +180,7 @@ class SlowAlone(RankFinding, frozen=True, kw_only=True):
 
     code = "slow_rank"
     case = "own_steps"
+    stated_times = ("slower_by_ns",)
     title = "slow rank"
 
     slower_by_ns: int
@@ -303,6 +319,7 @@ class RankWithSlowLink(LateRank, frozen=True, kw_only=True):
     """Its transfers take longer than others of their size."""
 
     code = "slow_link"
+    stated_times = ()
     title = "slow link"
 
     def text(self) -> str:

@@ -25,7 +25,7 @@ import polars as pl
 from tracekit._util.arrays import Bools, Floats, Ints
 from tracekit._util.text import ranks_named
 from tracekit.documents.analysis import ChangedStep, PathPart
-from tracekit.errors import OptionError
+from tracekit.errors import OptionError, TracekitError
 from tracekit.graph.constants import (
     FREE_COST_RANGE,
     FREE_HOST_RANGE,
@@ -99,8 +99,8 @@ def nearest_forms(text: str) -> list[str]:
     return sorted(CHANGE_FORMS, key=likeness, reverse=True)[:NEAREST_FORMS_NAMED]
 
 
-class RefusedError(Exception):
-    """The trace has no evidence for an answer; the text is the reason."""
+class RefusedError(TracekitError):
+    """The trace has no evidence for an answer; the message is the reason."""
 
 
 class ChangedGraph:
@@ -751,7 +751,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             for name in changed.schedules:
                 added += self._of_pipeline(self.schedule, name)
         except RefusedError as refused:
-            return msgspec.structs.replace(step, why_not=str(refused))
+            return msgspec.structs.replace(step, why_not=refused.message)
         if changed.microbatches:
             changed.rests_on.append("micro-batches of this run's size")
         if changed.schedules:

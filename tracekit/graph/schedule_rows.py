@@ -86,8 +86,6 @@ def _time_per_layer(stage_ns: Floats, layers: Ints) -> tuple[Floats, Floats]:
 
 
 FASTER_ALONE = "ranks share a GPU and compute faster while others wait, so that a prediction may be below the ideal"
-TWO_STAGES_PER_RANK = "every rank holds two stages' weights"
-"""Assumption of rows whose schedule flows both ways; the additional memory is not known."""
 
 
 def too_large_to_search(pp: int, microbatches: int) -> bool:
@@ -248,7 +246,7 @@ def _assumptions(
     if count_ops(schedule.ranks[0], "W") and not times.split_known:
         assumptions.append("backward halves into I and W")
     if schedule.both_ways:
-        assumptions.append(TWO_STAGES_PER_RANK)
+        assumptions.append("every rank holds two stages' weights")
     if isinstance(predictor, Predictor):
         assumptions += _assumed_of_machine(predictor)
     return tuple(assumptions)

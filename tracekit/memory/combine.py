@@ -17,11 +17,13 @@ from tracekit.align.clocks import Clocks
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.documents.analysis import AllocatorMemory, Memory, WhatIf
 from tracekit.errors import ScheduleError
-from tracekit.graph.schedule_rows import TWO_STAGES_PER_RANK, microbatches_row
+from tracekit.graph.schedule_rows import microbatches_row
 from tracekit.memory.combine_contents import complete_contents, find_places
 from tracekit.memory.measures import MEMORY_CURVE, ChunkMemory, RankContents
 from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.pipeline.against_ideal import ScheduleComparison
+from tracekit.pipeline.schedules.registry import describe, generate
+from tracekit.pipeline.schedules.schedule import Schedule
 
 
 class RunMemory(msgspec.Struct, frozen=True, eq=False):
@@ -151,6 +153,8 @@ class _MemoryEstimate(msgspec.Struct, frozen=True):
     temporarily.
     """
 
+    schedule: Schedule
+    """The run's own."""
     beside_activations: tuple[int, int]
     microbatch: tuple[float, float]
     """Activations of one micro-batch in all chunks of a rank."""
@@ -186,6 +190,7 @@ class _MemoryEstimate(msgspec.Struct, frozen=True):
         unused = max((rank.reserved_bytes or 0) - rank.peak_bytes for rank in ranks)
         capacities = [rank.capacity_bytes for rank in ranks if rank.capacity_bytes is not None]
         return cls(
+            schedule=schedule,
             beside_activations=(min(beside), max(beside)),
             microbatch=(min(microbatch), max(microbatch)),
             optimizer_bytes=optimizer_bytes,
@@ -210,7 +215,7 @@ class _MemoryEstimate(msgspec.Struct, frozen=True):
         )
         if row.ran:
             low = high = self.peak_bytes
-        elif TWO_STAGES_PER_RANK in row.rests_on:
+        elif _holds_two_stages(row, self.schedule):
             high = None
         return replace(row, peak_bytes=(low, high), fits=self._fits(low, high))
 
@@ -225,3 +230,11 @@ class _MemoryEstimate(msgspec.Struct, frozen=True):
             if high is not None and high + self.max_unused_bytes <= self.capacity_bytes
             else None
         )
+
+
+def _holds_two_stages(row: WhatIf, own: Schedule) -> bool:
+    """Return whether every rank holds the weights of two stages under another schedule than the run's *own*."""
+    if row.change != "schedule" or describe(row.name).searched:
+        return False
+    microbatches = own.microbatches if row.microbatches is None else row.microbatches
+    return generate(row.name, pp=own.pp, microbatches=microbatches, virtual=row.virtual).both_ways

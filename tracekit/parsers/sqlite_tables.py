@@ -306,11 +306,11 @@ class SqliteTables:
         )
 
 
-class _QueryError(Exception):
+class _QueryError(InputError):
     """A query failed; ``rows_before`` are the rows read until then."""
 
     def __init__(self, rows_before: pl.DataFrame) -> None:
-        super().__init__()
+        super().__init__("a query failed")
         self.rows_before = rows_before
 
 

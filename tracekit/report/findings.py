@@ -191,10 +191,9 @@ def beyond_cost(finding: Finding, budget: Budget) -> str:
     longest = max(budget.exposed_ns, key=lambda label: budget.exposed_ns[label], default=None)
     if kind_of(finding).of_host and saving_ns > budget.idle_ns and longest is not None:
         return f"more than the GPU is idle: exposed {longest} gets shorter, too"
-    cost = short_ms(finding.cost_ns)
-    states_cost = cost in finding.text and "work_ns" not in finding.evidence
+    states_cost = kind_of(finding).states_cost(finding)
     if states_cost and saving_ns > BEYOND_COST_FACTOR * finding.cost_ns:
-        return f"more than the {cost}: what follows starts earlier, too"
+        return f"more than the {short_ms(finding.cost_ns)}: what follows starts earlier, too"
     return ""
 
 

@@ -105,8 +105,9 @@ class SourceWorker:
         try:
             tables = self._read_and_measure(absolute)
         except TracekitError as error:
+            message = error.message.replace(absolute.path, ref.path)
             raise type(error)(
-                error.message.replace(absolute.path, ref.path), hint=error.hint
+                message, hint=error.hint, quote=error.quote, notice=error.notice
             ) from error
         if ref.reader == "store":
             return tables

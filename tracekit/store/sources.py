@@ -490,7 +490,9 @@ def raise_failures(results: Sequence[ItemResult[SourceRef, Any]]) -> None:
     path = "" if ref.name in error.message else f"{ref.path}: "
     more = f" (and {len(failures) - 1} more files cannot be read)" if len(failures) > 1 else ""
     message = f"{path}{error.message}{more}"
-    raise type(error)(message, hint=error.hint, notice=error.notice) from error.__cause__
+    raise type(error)(
+        message, hint=error.hint, quote=error.quote, notice=error.notice
+    ) from error.__cause__
 
 
 def failure_notices(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from tracekit._loops.json_scanner import Status
+from tracekit.errors import InputError
 from tracekit.parsers.kineto.header import TAIL_LIMIT
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.kineto.worker import ScannedPart, Worker
@@ -23,8 +24,11 @@ _MAX_SPACE_BEFORE_EVENT = 200
 """Bytes within which the first event must start behind the bracket: a line break and its indent."""
 
 
-class OtherLayoutError(Exception):
+class OtherLayoutError(InputError):
     """The events are not laid out so that the file can be cut without reading them."""
+
+    def __init__(self) -> None:
+        super().__init__("the events are not laid out so that the file can be cut")
 
 
 @dataclass(slots=True)

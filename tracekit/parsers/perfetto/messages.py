@@ -5,6 +5,7 @@ import struct
 from collections.abc import Iterator
 
 from tracekit._util.text import counted
+from tracekit.errors import InputError
 
 MAX_FIELD = 1 << 11
 """Numbers of fields end before this one in all messages that are read. A packet of a million fields
@@ -16,7 +17,7 @@ levels."""
 Value = int | bytes
 
 
-class DamagedMessageError(Exception):
+class DamagedMessageError(InputError):
     """The bytes are not a protobuf message."""
 
 
