@@ -27,7 +27,7 @@ from tracekit.report.findings import (
 from tracekit.report.first_screen import (
     budget_parts,
     certainty,
-    compute_by_module,
+    what_computes,
     significant_digits,
 )
 from tracekit.report.html.finding_links import figure_of
@@ -118,6 +118,15 @@ def test_a_finding_without_a_predicted_saving_shows_its_cost():
     assert saving(finding).split() == ["≤", "4.00", "ms", "20", "%"]
 
 
+OPERATORS = {
+    "label": pl.String,
+    "op": pl.String,
+    "inputs": pl.String,
+    "largest": pl.String,
+    "ns": pl.Float64,
+}
+
+
 def view(**values):
     """Return what the first screen reads of a run of one rank and one step of 100 ms, with *values* instead."""
     step = StepSummary(
@@ -135,7 +144,11 @@ def view(**values):
         rank_results=[0],
         clocks=SimpleNamespace(residual_ns=None),
         schedule=None,
-        tables={"kernels": kernels},
+        tables={
+            "kernels": kernels,
+            "operators": pl.DataFrame(schema=OPERATORS),
+            **values.pop("tables", {}),
+        },
     )
     for name in list(values):
         if hasattr(analysis, name) and name != "clocks":
@@ -190,7 +203,7 @@ def test_a_run_that_mostly_computes_shows_which_part_of_the_model_does(compute, 
     )
     shown.analysis.step = StepSummary(100 * MS, budget=budget)
     text = "the GPU computes for 81.0 of 100 ms: mlp 60 %, attention 38 %, norm 2 %"
-    assert compute_by_module(shown) == (text if is_split else "")
+    assert what_computes(shown) == (text if is_split else "")
 
 
 @pytest.mark.parametrize(("share", "is_named"), [(1.9, False), (2.1, True)])
@@ -203,7 +216,7 @@ def test_parts_of_the_model_below_two_percent_of_compute_are_not_named(share, is
     shown = view(
         tables={"kernels": pl.DataFrame(rows, schema=["label", "module", "ns"], orient="row")}
     )
-    assert ("norm" in compute_by_module(shown)) is is_named
+    assert ("norm" in what_computes(shown)) is is_named
 
 
 @pytest.mark.parametrize(("error_ms", "digits"), [(0.9, 3), (1.1, 2), (None, 2)])
@@ -459,7 +472,51 @@ def test_what_is_left_of_compute_is_named():
     rows = [("forward", "mlp", 60.0), ("forward", "attention", 30.0), ("forward", None, 10.0)]
     kernels = pl.DataFrame(rows, schema=["label", "module", "ns"], orient="row")
     shown = view(tables={"kernels": kernels})
-    assert compute_by_module(shown).endswith("mlp 60 %, attention 30 %, the rest 10 %")
+    assert what_computes(shown).endswith("mlp 60 %, attention 30 %, the rest 10 %")
+
+
+def parts_of(operators, modules=()):
+    """Return what the first screen says of operators (label, name, sizes, time) and parts of a model."""
+    rows = [(label, op, size, size, ns) for label, op, size, ns in operators]
+    tables = {
+        "operators": pl.DataFrame(rows, schema=OPERATORS, orient="row"),
+        "kernels": pl.DataFrame(modules, schema=["label", "module", "ns"], orient="row"),
+    }
+    return what_computes(view(tables=tables)).partition(": ")[2]
+
+
+TRAINING = [
+    ("optimizer", "aten::_fused_adam_", "4,000,000 × 64", 62.0),
+    ("wgrad", "aten::mm", "512 × 512", 15.0),
+    ("dgrad", "aten::mul", "64", 5.0),
+    ("forward", None, None, 18.0),
+]
+
+
+def test_phases_and_operators_are_named_where_parts_of_the_model_are_not_known():
+    modules = [("optimizer", None, 62.0), ("wgrad", "norm", 5.0), ("forward", None, 33.0)]
+    words = "optimizer 62 % (_fused_adam_ on 4,000,000 × 64), backward 20 % (15 % mm), forward 18 %"
+    assert parts_of(TRAINING, modules) == words
+
+
+@pytest.mark.parametrize(("known", "is_named"), [(25.0, False), (26.0, True)])
+def test_parts_of_the_model_are_named_from_two_thirds_of_the_work_outside_the_optimizer(
+    known, is_named
+):
+    modules = [("optimizer", None, 62.0), ("forward", "mlp", known), ("dgrad", None, 38 - known)]
+    shown = parts_of(TRAINING, modules)
+    assert shown.startswith("optimizer 62 %, mlp 26 %, the rest") is is_named
+
+
+def test_one_phase_has_its_operators_named():
+    operators = [
+        ("forward", "aten::convolution", "8 × 3", 40.0),
+        ("forward", "aten::convolution", "9 × 3", 30.0),
+        ("forward", "aten::relu_", "8 × 3", 29.0),
+        ("forward", "aten::mul", "8 × 3", 1.0),
+    ]
+    modules = [("forward", None, 100.0)]
+    assert parts_of(operators, modules) == "convolution on 8 × 3 70 %, relu_ on 8 × 3 29 %"
 
 
 def test_a_warning_whose_first_clause_is_long_takes_two_lines_and_is_not_cut():

@@ -22,6 +22,7 @@ from tracekit.documents.analysis import (
     HostActivity,
     Kernel,
     Lane,
+    Operator,
     PathSegment,
     Phase,
     RankFigures,
@@ -40,11 +41,14 @@ from tracekit.schema import PYTORCH_READERS, Source, has_stacks
 
 MAX_KERNELS_IN_DOCUMENT = 200
 """Kernels in the document, those with the most time; the table holds all."""
+MAX_OPERATORS_IN_DOCUMENT = 100
+"""Operators in the document, those with the most time."""
 MAX_HOST_ROWS = 5
 """Rows of a rank's launch-bound idle time, the longest."""
 
 _JSON_TABLES = {
     "kernels": table_schema(Kernel),
+    "operators": table_schema(Operator),
     "copies": pl.Schema({"rank": pl.Int32(), "step": pl.Int64(), **COPIES}),
     "lanes": table_schema(Lane),
     "critical_path": table_schema(PathSegment),
@@ -90,10 +94,16 @@ def build_document(analysis: Analysis, *, findings_of: FindingsOf) -> AnalysisDo
         lanes = rows(tables["lanes"], Lane)
     # The table is sorted by time, the longest first. Its figures are means over steps and ranks, so
     # that counts are fractions where a kernel does not run equally often in all of them.
+    whole_ns = pl.col("ns").round().cast(pl.Int64)
     longest_kernels = (
         tables["kernels"]
         .head(MAX_KERNELS_IN_DOCUMENT)
-        .with_columns(pl.col("count").round(3), pl.col("ns").round().cast(pl.Int64))
+        .with_columns(pl.col("count").round(3), whole_ns)
+    )
+    longest_operators = (
+        tables["operators"]
+        .head(MAX_OPERATORS_IN_DOCUMENT)
+        .with_columns(pl.col("calls", "kernels").round(3), whole_ns)
     )
     return AnalysisDocument(
         tracekit=__version__,
@@ -125,6 +135,7 @@ def build_document(analysis: Analysis, *, findings_of: FindingsOf) -> AnalysisDo
             ranks=rows(analysis.clocks.table, documents.RankClock),
         ),
         kernels=rows(longest_kernels, Kernel),
+        operators=rows(longest_operators, Operator),
         copies=rows(tables["copies"], documents.Copy),
         reload=analysis.reload,
         rates=None if analysis.rates is None else analysis.rates.to_document(),

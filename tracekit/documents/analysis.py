@@ -943,6 +943,26 @@ class Kernel(Struct, frozen=True):
     """Sum of durations."""
 
 
+class Operator(Struct, frozen=True):
+    """Calls of one operator with the same inputs and label, per step, averaged over ranks."""
+
+    label: str
+    """Label."""
+    op: str | None
+    """Name of the operator; null for work whose operator was not recorded."""
+    inputs: str | None
+    """Sizes and types of its tensors, with strides where one is not contiguous; null if not
+    recorded, and for calls that are summed because they take little time."""
+    largest: str | None
+    """Sizes of the largest of these tensors."""
+    calls: Annotated[float, Meta(ge=0)]
+    """Number of calls."""
+    kernels: Annotated[float, Meta(ge=0)]
+    """Number of GPU events that they launch."""
+    ns: NotNegative
+    """Sum of the durations of these events."""
+
+
 class Copy(Struct, frozen=True):
     """Copies of one label on one rank."""
 
@@ -1437,6 +1457,8 @@ class AnalysisDocument(Struct, frozen=True, kw_only=True):
     """Alignment of clocks."""
     kernels: list[Kernel]
     """Kernels with the most time."""
+    operators: list[Operator] = []
+    """Operators with the most time, by what they were given."""
     copies: list[Copy]
     """Copies by rank and label."""
     reload: Reload | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ _TABLES: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("products.toml").read_text(encoding="utf-8")
 )
 """Types of inputs, and operators by the formula of their FLOP."""
+DTYPE_NAMES: Mapping[str, str] = _TABLES["dtypes"]
+"""Short names of the types in which products compute, by their names in a recording."""
 DTYPES_NARROW_TO_WIDE = ("fp4", "fp8", "int8", "bf16", "fp16", "fp32", "fp64")
 
 MAX_UNCOUNTED_SHARE = 0.01
@@ -347,9 +349,8 @@ def _input_dtypes(recorded: CategoryColumn, name: CategoryColumn) -> CategoryCol
 
 def _recorded_dtype(text: str) -> str | None:
     """Return the narrowest of the recorded types: a bias or scale may be wider than the operands of the product."""
-    names: dict[str, str] = _TABLES["dtypes"]
     recorded = [dtype for dtype in parse_list(text) if isinstance(dtype, str)]
-    dtypes = [names[dtype] for dtype in recorded if dtype in names]
+    dtypes = [DTYPE_NAMES[dtype] for dtype in recorded if dtype in DTYPE_NAMES]
     return min(dtypes, key=DTYPES_NARROW_TO_WIDE.index, default=None)
 
 

@@ -7,7 +7,7 @@ autograd and its label. Kernels of one site do the same work.
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,8 +36,17 @@ SITES = pl.Schema(
 _KEYS = ("op", "shapes", "dtypes", "strides", "concrete", "node", "label")
 
 
-def find_sites(labelled: pl.DataFrame, texts: CategoryColumns) -> tuple[pl.DataFrame, pl.Series]:
-    """Return ``SITES`` of a rank's labelled GPU events, and the site of each event; *texts* are their text columns.
+class RankSites(NamedTuple):
+    """The sites of one rank."""
+
+    sites: pl.DataFrame
+    """``SITES``."""
+    of_event: pl.Series
+    """Of each GPU event: its site."""
+
+
+def find_sites(labelled: pl.DataFrame, texts: CategoryColumns) -> RankSites:
+    """Return the sites of a rank's labelled GPU events; *texts* are their text columns.
 
     >>> from tracekit.schema import LABELLED, conform
     >>> event = {"op": "aten::mul", "op_id": 1, "shapes": "[[4],[4]]", "start_ns": 0, "end_ns": 9}
@@ -65,7 +74,7 @@ def find_sites(labelled: pl.DataFrame, texts: CategoryColumns) -> tuple[pl.DataF
         [column.take(first_rows).series(name, pl.String()) for name, column in columns.items()]
     ).with_columns(site=pl.int_range(pl.len(), dtype=pl.Int32))
     sites = keys.join(sums, on="site", how="left", maintain_order="left")
-    return sites.select(SITES.names()).cast(SITES), of_event
+    return RankSites(sites.select(SITES.names()).cast(SITES), of_event)
 
 
 class Inputs(msgspec.Struct, frozen=True):

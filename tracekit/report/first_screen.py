@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import polars as pl
-
 from tracekit._util.text import counted, percent, short_ms, terminal
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import Budget
@@ -43,24 +41,19 @@ from tracekit.report.palette import (
 )
 from tracekit.report.step_words import origin_of_free_step, times_of_kinds, unusual_steps
 from tracekit.report.view import View
+from tracekit.report.view.operators import REST, compute_parts
 from tracekit.report.words import WORDS
-from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, GAP_CAUSES
+from tracekit.schema import COPY_LABELS, GAP_CAUSES
 
 NOTHING_TO_GAIN = "nothing to gain that this recording shows"
 MAX_LABELS_BESIDE_BAR = 3
 """Exposed labels that are named beside the bar; the others are summed."""
 NAMES_BESIDE_BAR = {"memory": "copies"}
 """Names of labels beside the bar, where the label alone reads like something else."""
-REST = "the rest"
-"""What is not named of the exposed labels, or of the parts of the model."""
 MIN_SHARE_NAMED = 0.005
 """Share of the step from which a part of it is named."""
 MIN_COMPUTE_SHARE_TO_SPLIT = 0.8
-"""Share of the step from which compute is split into the parts of the model."""
-MIN_MODULE_SHARE = 0.02
-"""Share of compute from which a part of the model is named."""
-MAX_MODULES = 4
-"""Parts of the model that are named, those with most time."""
+"""Share of the step from which compute is split into its parts."""
 MAX_RATIO_OF_ITERATIONS = 1.25
 """Longest over shortest iteration of an RL loop from which both are stated instead of the mean."""
 MAX_SPREAD_OF_ALIKE_STEPS = 0.1
@@ -275,8 +268,8 @@ def _situation(view: View) -> Iterator[Sentence]:
     """Yield what is particular about a run: steps of a server, an RL loop, memory, the schedule of a pipeline."""
     for sentence in view.situation:
         yield Sentence(sentence)
-    if by_module := compute_by_module(view):
-        yield Sentence(by_module)
+    if parts := what_computes(view):
+        yield Sentence(parts)
     if view.memory_line is not None:
         yield Sentence(view.memory_line)
     schedule = view.analysis.schedule
@@ -307,8 +300,8 @@ def significant_digits(view: View) -> int:
     return 3 if _operations_end_together(view) else 2
 
 
-def compute_by_module(view: View) -> str:
-    """Return which parts of the model a run computes that mostly computes.
+def what_computes(view: View) -> str:
+    """Return which parts of the model, or which operators of which phase, a run computes that mostly computes.
 
     Empty for others, and if it is unknown.
     """
@@ -318,30 +311,11 @@ def compute_by_module(view: View) -> str:
         or budget.compute_ns < MIN_COMPUTE_SHARE_TO_SPLIT * budget.span_ns
     ):
         return ""
-    kernels = view.analysis.tables["kernels"].filter(
-        ~pl.col("label").is_in([*COMMUNICATION_LABELS, *COPY_LABELS])
-    )
-    by_module = (
-        kernels.group_by("module")
-        .agg(pl.col("ns").sum())
-        .sort("ns", "module", descending=[True, False])
-    )
-    total_ns = float(by_module["ns"].sum())
-    named = (
-        by_module.drop_nulls("module")
-        .head(MAX_MODULES)
-        .filter(pl.col("ns") >= MIN_MODULE_SHARE * total_ns)
-    )
-    shares = [
-        f"{terminal(name)} {percent(ns, total_ns, digits=0)}" for name, ns in named.iter_rows()
-    ]
-    if len(shares) < 2:
+    parts = compute_parts(view.analysis)
+    if not parts:
         return ""
-    rest_ns = total_ns - float(named["ns"].sum())
-    if rest_ns >= MIN_MODULE_SHARE * total_ns:
-        shares.append(f"{REST} {percent(rest_ns, total_ns, digits=0)}")
     compute = short_ms(budget.compute_ns).removesuffix(" ms")
-    return f"the GPU computes for {compute} of {short_ms(budget.span_ns)}: {', '.join(shares)}"
+    return f"the GPU computes for {compute} of {short_ms(budget.span_ns)}: {', '.join(parts)}"
 
 
 def certainty_sentence(view: View) -> Sentence:

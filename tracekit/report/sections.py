@@ -176,6 +176,11 @@ SECTIONS: tuple[Section, ...] = (
         id="kernels", tab="Kernels", title="The longest kernels", name="Kernels", about="the longest",
         build=lambda view: [view.kernel_table], when_asked=True,
     ),
+    Section(
+        id="operators", tab="Kernels", title="Operators and what they were given", name="Operators",
+        about="by the sizes, types and strides of their inputs",
+        build=lambda view: [view.operators], when_asked=True,
+    ),
     Section(id="warnings", tab="Notes", title="Warnings", name="Warnings ({warnings})"),
     Section(id="findings", tab="Findings", title="What to do next", name="Findings", media=("terminal", "page")),
     Section(

@@ -35,6 +35,7 @@ from tracekit.analysis.combine.notices import (
 from tracekit.analysis.combine.stragglers import explain_stragglers
 from tracekit.analysis.measure.by import By, combined
 from tracekit.analysis.measure.kernels import all_shapes, mean_kernels, run_reasons
+from tracekit.analysis.measure.operators import mean_operators
 from tracekit.analysis.measure.rank_timeline import RankTimeline
 from tracekit.analysis.measure.tables import MIN_EVENTS_TO_GIVE_BACK_MEMORY, RankTables
 from tracekit.analysis.measured import rank_results
@@ -548,6 +549,7 @@ def run_tables(
         "clocks": lambda: communication.clocks.table,
         "matched": lambda: communication.matched().drop("row"),
         "kernels": kernels,
+        "operators": lambda: mean_operators([rank.operators for rank in ranks]),
         "reasons": lambda: run_reasons([rank.reasons for rank in ranks], kernels()),
     }
 

@@ -10,8 +10,9 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import group_rows
-from tracekit._util.categories import CategoryColumns
+from tracekit._util.categories import CategoryColumn, CategoryColumns
 from tracekit._util.columns import to_int64
+from tracekit.analysis.measure.operators import input_words
 from tracekit.metrics.causes import EVENT_CAUSES
 from tracekit.schema import RankEvents, conform
 
@@ -22,7 +23,10 @@ MAX_RANKS_WITH_EVENTS = 64
 MAX_TEXT_LETTERS = 300
 """Letters kept of a chain of operators or ranges; the innermost are at its end."""
 
-DESCRIPTION_TEXTS = ("name", "label", "pass", "module", "annotations", "chain", "rule", "source")
+DESCRIPTION_TEXTS = (
+    *("name", "label", "pass", "module", "annotations", "chain", "rule"),
+    *("source", "inputs"),
+)
 HOST_LANES = ("ranges", "Python", "operators", "waiting calls")
 EVENT_TIMES = pl.Schema(
     {
@@ -88,8 +92,9 @@ def rank_timeline(
     texts = CategoryColumns(gpu_events)
     source_codes, source_names = _launching_lines(gpu_events, frames)
     stream = to_int64(gpu_events["stream"], -1)
-    columns = [texts[name].codes for name in DESCRIPTION_TEXTS if name != "source"]
-    description, first_row = group_rows(*columns, source_codes, stream)
+    inputs = _inputs(texts)
+    columns = [texts[name].codes for name in DESCRIPTION_TEXTS if name in gpu_events.columns]
+    description, first_row = group_rows(*columns, source_codes, inputs.codes, stream)
     described = gpu_events[first_row]
     host, host_count = _host_ranges(rank.events, waiting_calls, frames)
     return RankTimeline(
@@ -102,6 +107,7 @@ def rank_timeline(
             source=pl.Series(
                 [source_names[code] for code in source_codes[first_row]], dtype=pl.String
             ),
+            inputs=inputs.take(first_row).series("inputs", pl.String()),
         ).select(
             *(pl.col(name).cast(pl.String) for name in DESCRIPTION_TEXTS),
             pl.col("stream").cast(pl.Int64),
@@ -109,6 +115,18 @@ def rank_timeline(
         host=host,
         host_count=host_count,
     )
+
+
+def _inputs(texts: CategoryColumns) -> CategoryColumn:
+    """Return what the operator of each event was given, in words."""
+    columns = [texts[name] for name in ("shapes", "dtypes", "strides")]
+    combination, first_row = group_rows(*(column.codes for column in columns))
+    of_combinations = zip(*(column.take(first_row).strings() for column in columns), strict=True)
+    words = [input_words(*recorded) for recorded in of_combinations]
+    distinct = tuple(dict.fromkeys(text for text in words if text is not None))
+    number_of = {text: number for number, text in enumerate(distinct)}
+    codes = np.array([-1 if text is None else number_of[text] for text in words], np.int64)
+    return CategoryColumn(distinct, codes[combination])
 
 
 def _launching_lines(

@@ -16,6 +16,7 @@ from tracekit.align.gpu_clock import is_clock_unexplained
 from tracekit.align.steps import assign_parts, host_ranges, number_steps
 from tracekit.analysis.measure.by import RankRows, rank_rows
 from tracekit.analysis.measure.kernels import kernel_reasons, kernel_table, shape_list
+from tracekit.analysis.measure.operators import operator_table
 from tracekit.analysis.measure.rank_timeline import RankTimeline, rank_timeline
 from tracekit.analysis.measure.recording_checks import (
     capture_notices,
@@ -65,6 +66,7 @@ from tracekit.metrics.process_phases import ROLLOUT, find_decode_steps, find_str
 from tracekit.metrics.rates import ProductTotals, products
 from tracekit.metrics.remedies import find_remedies
 from tracekit.metrics.remedies.new_shapes import find_new_shapes
+from tracekit.metrics.sites import RankSites, find_sites
 from tracekit.metrics.step_kinds import measure_step_kinds
 from tracekit.metrics.step_time import (
     find_start_up_steps,
@@ -153,6 +155,8 @@ class RankTables(GraphTables):
     """Time per step by kernel name, label and module (``analysis.kernels``)."""
     reasons: pl.DataFrame
     """Reasons for the labels of the longest kernels (``analysis.kernels``)."""
+    operators: pl.DataFrame
+    """Time per step by operator and by its inputs (``analysis.operators``)."""
     shapes: tuple[str, ...]
     """Input shapes of the model's matrix products, if they were recorded."""
     instead: pl.DataFrame
@@ -371,7 +375,12 @@ def _comparable_launches(labelled: pl.DataFrame, source: Source) -> pl.DataFrame
 
 
 def _with_remedies(
-    graph_events: pl.DataFrame, work: Rank, rank: RankEvents, *, stalls: Intervals
+    graph_events: pl.DataFrame,
+    work: Rank,
+    rank: RankEvents,
+    *,
+    stalls: Intervals,
+    sites: RankSites,
 ) -> pl.DataFrame:
     """Return the rank's events with what changes would make of each (``metrics.remedies``)."""
     gpu_events = work.labelled
@@ -385,6 +394,7 @@ def _with_remedies(
         alternatives=ALTERNATIVES,
         loops=find_loops(rank.events, gpu_events["launch_tid"].drop_nulls().unique().to_list()),
         texts=work.texts,
+        sites=sites,
     )
     return graph_events.with_columns(remedies=remedies)
 
@@ -481,6 +491,7 @@ def _measure_gpu_events(
     decode_steps = find_decode_steps(rank.events if rolls_out else EVENTS.to_frame())
     longest_gaps = idle_gaps.drop("inside_launch_ns").top_k(MAX_GAPS_PER_RANK, by="ns")
     compute_ns = np.array([budget.compute_ns for budget in by_step.budgets], np.int64)
+    sites = find_sites(gpu_events, work.texts)
     graph_events = None
     host_work = None
     if len(gpu_events):
@@ -492,7 +503,7 @@ def _measure_gpu_events(
         with_cost = find_rank_events(work, cost)
         host_work = find_host_work(work, with_cost, host_stretches)
         give_back_memory(worth=is_large)
-        graph_events = _with_remedies(with_cost, work, rank, stalls=stalls)
+        graph_events = _with_remedies(with_cost, work, rank, stalls=stalls, sites=sites)
         give_back_memory(worth=is_large)
     return RankTables(
         source=rank.source,
@@ -515,6 +526,7 @@ def _measure_gpu_events(
         experts=measure_expert_work(gpu_events),
         kernels=kernel_table(gpu_events),
         reasons=kernel_reasons(gpu_events, rank=rank.source.rank, rules=rules),
+        operators=operator_table(sites.sites, steps=max(len(steps), 1)),
         shapes=shape_list(rank.events),
         instead=host_activity,
         inside_launch_ns=inside_launch_ns,

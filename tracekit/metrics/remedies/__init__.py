@@ -26,7 +26,7 @@ from tracekit.metrics.remedies.removals import removal_remedies, stall_remedies
 from tracekit.metrics.remedies.rows import REMEDIES, REMEDY, RankWork, without_rows
 from tracekit.metrics.remedies.speeds import measure_speeds
 from tracekit.metrics.remedies.work import FUSED_ATTENTION, PATTERNS, describe_work
-from tracekit.metrics.sites import find_sites
+from tracekit.metrics.sites import RankSites, find_sites
 
 __all__ = ["REMEDIES", "REMEDY", "find_remedies", "rank_work"]
 
@@ -51,6 +51,7 @@ def find_remedies(
     loops: pl.DataFrame | None = None,
     alternatives: Sequence[FindsRemedies] = (),
     texts: CategoryColumns | None = None,
+    sites: RankSites | None = None,
 ) -> pl.Series:
     """Return the remedies of each GPU event as a list of ``REMEDY``; null where it has none.
 
@@ -63,9 +64,15 @@ def find_remedies(
         loops: Loops of its host (``metrics.loops``).
         alternatives: Entries of a catalogue (``metrics.alternatives``).
         texts: Text columns of *labelled*, if they were converted already.
+        sites: Its sites, if they were found already.
     """
     rank = rank_work(
-        labelled, device=device, multiprocessors=multiprocessors, loops=loops, texts=texts
+        labelled,
+        device=device,
+        multiprocessors=multiprocessors,
+        loops=loops,
+        texts=texts,
+        sites=sites,
     )
     written_out = list(find_written_out(rank))
     attention = list(attention_remedies(rank, written_out))
@@ -106,17 +113,18 @@ def rank_work(
     multiprocessors: int | None,
     loops: pl.DataFrame | None = None,
     texts: CategoryColumns | None = None,
+    sites: RankSites | None = None,
 ) -> RankWork:
     """Return the work of a rank's GPU events, and the speeds of its GPU."""
     texts = texts or CategoryColumns(labelled)
     loops = LOOPS.to_frame() if loops is None else loops
     work = describe_work(labelled, texts=texts)
-    sites, site_of_event = find_sites(labelled, texts)
+    sites = sites or find_sites(labelled, texts)
     op_id = pl.col("op_id")
     events = work.with_columns(
         *(labelled[name].alias("copied_bytes" if name == "bytes" else name) for name in _COLUMNS),
         *(labelled[name].cast(pl.String) for name in _TEXTS),
-        site_of_event,
+        sites.of_event,
         loop_of_events(labelled, loops),
         ns=labelled["end_ns"] - labelled["start_ns"],
     ).with_columns(
@@ -150,4 +158,4 @@ def rank_work(
     )
     calls = with_padding(calls)
     speeds = measure_speeds(calls, events, device=device, multiprocessors=multiprocessors)
-    return RankWork(events, calls, speeds, sites, loops)
+    return RankWork(events, calls, speeds, sites.sites, loops)

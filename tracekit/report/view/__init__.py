@@ -31,6 +31,7 @@ from tracekit.report.step_words import kind_sentence
 from tracekit.report.table import Table
 from tracekit.report.view import idle as idle_tables
 from tracekit.report.view import kernels as kernel_tables
+from tracekit.report.view import operators as operator_tables
 from tracekit.report.view import places, rates
 from tracekit.report.view import ranks as rank_tables
 from tracekit.report.view import stragglers as straggler_tables
@@ -287,6 +288,9 @@ class View:
     def kernel_table(self) -> Table | None:
         """The longest kernels as a table; None if there are none."""
         return kernel_tables.kernel_table(self.kernels)
+
+    operators = computed(operator_tables.operator_table)
+    """The operators that take longest, with what they were given."""
 
     @property
     def exposure(self) -> tuple[LabelRow, ...]:

@@ -71,6 +71,11 @@ class KernelRow(Kernel, frozen=True, kw_only=True):
     places: Sequence[KernelReason]
     """Its longest event on each rank, the rank on which it takes longest first."""
 
+    @property
+    def op(self) -> str | None:
+        """Operator that launched the longest of them; None if it was not recorded."""
+        return self.places[0].op if self.places else None
+
 
 def kernels(analysis: Analysis, quoted_path: str | None) -> tuple[KernelRow, ...]:
     """Return the kernels that took longest in a step, as a mean over ranks."""
@@ -118,10 +123,11 @@ def kernel_table(rows: Sequence[KernelRow]) -> Table | None:
     """Return the longest kernels as a table; None if there are none."""
     columns = (
         Column("kernel", "code", value=lambda row: _shorten(short_kernel(row.name))),
+        Column("time per step", "ms", digits=2, value="ns"),
+        Column("per step", "figure", value=lambda row: f"{row.count:,.1f}".removesuffix(".0")),
+        Column("operator", "code", value=lambda row: row.op or ""),
         Column("label"),
         Column("module"),
-        Column("per step", "figure", value=lambda row: f"{row.count:,.1f}".removesuffix(".0")),
-        Column("time per step", "ms", digits=2, value="ns"),
     )
     return make_table(columns, rows)
 

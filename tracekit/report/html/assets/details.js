@@ -59,6 +59,7 @@ const detailsPanel = (() => {
       fact("launched", delay ? `${ms((delay - 1) / 1e4)} before it starts, at ${(start - (delay - 1) / 1e4).toFixed(4)} ms` : "not recorded");
     }
     fact("operators", text("chain"));
+    fact("inputs", text("inputs"));
     fact("inside", text("annotations"));
     fact("source line", text("source"));
     const operation = rank.operations.get(event);

@@ -72,10 +72,10 @@ const runEvents = (() => {
     return [...others.values()];
   }
 
-  // A search: words that must all be found, each in a name, label, module, range, operator or source line; "label:x",
-  // "name:x", "module:x", "range:x", "op:x", "pass:x", "rank:x", "role:x" look in one place only; ">5ms" or "<20us" asks for a duration (label:x,y: either); "…" keeps spaces together; = asks for the whole text.
-  const PLACES = { label: ["label"], pass: ["pass"], name: ["name"], module: ["module"], range: ["annotations"], op: ["chain"], source: ["source"] };
-  const ANYWHERE = ["name", "label", "module", "annotations", "chain", "source"];
+  // A search: words that must all be found, each in a name, label, module, range, operator, input or source line; "label:x",
+  // "name:x", "module:x", "range:x", "op:x", "inputs:x", "pass:x", "rank:x", "role:x" look in one place only; ">5ms" or "<20us" asks for a duration (label:x,y: either); "…" keeps spaces together; = asks for the whole text.
+  const PLACES = { label: ["label"], pass: ["pass"], name: ["name"], module: ["module"], range: ["annotations"], op: ["chain"], inputs: ["inputs"], source: ["source"] };
+  const ANYWHERE = ["name", "label", "module", "annotations", "chain", "source", "inputs"];
   const UNITS_MS = { ns: 1e-6, us: 1e-3, "µs": 1e-3, ms: 1, s: 1000 };
   // A duration such as >5ms, >=20us or <1s (ms without a unit), as a test of a length in ms; null if the word is none.
   function durationTest(word) {
@@ -89,7 +89,7 @@ const runEvents = (() => {
     return words.map((word) => {
       const isLong = durationTest(word);
       if (isLong) return { place: "duration", text: word, isLong };
-      const [, place, rest] = word.match(/^(label|pass|name|module|range|op|source|rank|role):(.*)$/) || [null, null, word];
+      const [, place, rest] = word.match(/^(label|pass|name|module|range|op|inputs|source|rank|role):(.*)$/) || [null, null, word];
       const plain = rest.replaceAll('"', ""), whole = plain.startsWith("=");
       return { place, text: (whole ? plain.slice(1) : plain).toLowerCase(), whole };
     }).filter(({ text }) => text);
