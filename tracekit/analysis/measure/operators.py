@@ -13,7 +13,7 @@ import polars as pl
 from tracekit._util.shapes import is_shape, parse_list
 from tracekit.metrics.rates import DTYPE_NAMES
 
-OPERATORS = pl.Schema(
+OPERATOR_TIMES = pl.Schema(
     {
         "label": pl.String(),
         "op": pl.String(),
@@ -44,11 +44,11 @@ _FURTHER_TYPES = {
 
 
 def operator_table(sites: pl.DataFrame, *, steps: int) -> pl.DataFrame:
-    """Return the ``OPERATORS`` of one rank from its ``metrics.sites.SITES``, the means over its steps.
+    """Return the ``OPERATOR_TIMES`` of one rank from its ``metrics.sites.SITES``, the means over its steps.
 
     >>> from tracekit.metrics.sites import SITES
     >>> from tracekit.schema import conform
-    >>> site = {"site": 0, "label": "forward", "op": "aten::mul", "shapes": "[[4,8]]", "calls": 2, "launches": 2, "ns": 18}
+    >>> site = {"label": "forward", "op": "aten::mul", "shapes": "[[4,8]]", "calls": 2, "launches": 2, "ns": 18}
     >>> operator_table(conform(pl.DataFrame([site]), SITES), steps=2).rows()
     [('forward', 'aten::mul', '4×8', '4 × 8', 1.0, 1.0, 9.0)]
     """
@@ -72,11 +72,11 @@ def operator_table(sites: pl.DataFrame, *, steps: int) -> pl.DataFrame:
     per_step = table.select(
         *_KEYS, *(pl.col(name) / steps for name in ("calls", "launches", "ns"))
     ).rename({"launches": "kernels"})
-    return _summed([per_step.cast(OPERATORS)], ranks=1)
+    return _summed([per_step.cast(OPERATOR_TIMES)], ranks=1)
 
 
 def mean_operators(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Return the mean of the ranks' ``OPERATORS``, most time first."""
+    """Return the mean of the ranks' ``OPERATOR_TIMES``, most time first."""
     return _summed(tables, ranks=len(tables))
 
 

@@ -10,13 +10,13 @@ from tracekit.report.table import Column, Table, make_table
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
 MAX_OPERATORS_IN_TABLE = 30
-MIN_PART_SHARE = 0.02
+MIN_COMPUTE_PART_SHARE = 0.02
 """Share of compute from which a part of it is named."""
 MAX_MODULES = 4
 """Parts of the model that are named, those with most time."""
 MAX_PHASES = 3
 """Phases of a step that are named, or operators where there is one phase."""
-MIN_KNOWN_SHARE = 2 / 3
+MIN_KNOWN_SHARE = 0.5
 """Share of compute outside the optimizer whose part of the model is known, from which these parts are
 named; of less, phases and operators are."""
 MIN_SHARE_WITH_SIZES = 0.2
@@ -36,7 +36,9 @@ def operator_table(analysis: Analysis) -> Table | None:
     span_ns = max(1.0, analysis.total.budget.span_ns / rank_steps)
     has_inputs = operators["inputs"].is_not_null().any()
     longest = operators.sort("ns", descending=True, maintain_order=True)
-    if has_inputs:  # sums over the calls of an operator that take little time say little beside them
+    if (
+        has_inputs
+    ):  # sums over the calls of an operator that take little time say little beside them
         longest = longest.drop_nulls("inputs")
     columns = (
         Column("operator", "code", value="op"),
@@ -49,7 +51,9 @@ def operator_table(analysis: Analysis) -> Table | None:
     )
     notes = ["per step; time: the sum of the durations of what an operator launches"]
     if has_inputs:
-        notes.append("inputs: sizes and types of the tensors, and how those lie in memory that are not contiguous")
+        notes.append(
+            "inputs: sizes and types of the tensors, and how those lie in memory that are not contiguous"
+        )
     return make_table(
         columns,
         longest.head(MAX_OPERATORS_IN_TABLE).to_dicts(),
@@ -89,11 +93,16 @@ def _parts_of_model(analysis: Analysis) -> list[str]:
         parts.drop_nulls("name")
         .sort("ns", "name", descending=[True, False])
         .head(MAX_MODULES)
-        .filter(pl.col("ns") >= MIN_PART_SHARE * total_ns)
+        .filter(pl.col("ns") >= MIN_COMPUTE_PART_SHARE * total_ns)
     )
     if len(named) < 2 or known_ns < MIN_KNOWN_SHARE * float(of_model["ns"].sum()):
         return []
-    shares = [f"{terminal(part)} {percent(ns, total_ns, digits=0)}" for part, ns in named.rows()]
+    shares = []
+    for part, ns in named.rows():
+        share = f"{terminal(part)} {percent(ns, total_ns, digits=0)}"
+        if part == _OPTIMIZER and ns >= MIN_SHARE_WITH_SIZES * total_ns:
+            share += _main_operator(_compute(analysis.tables["operators"]), part, ns, total_ns)
+        shares.append(share)
     return [*shares, *_rest(total_ns - float(named["ns"].sum()), total_ns)]
 
 
@@ -103,7 +112,7 @@ def _phases(analysis: Analysis) -> list[str]:
         phase=pl.col("label").replace(_PHASE_OF_LABEL)
     )
     total_ns = float(operators["ns"].sum())
-    min_ns = MIN_PART_SHARE * total_ns
+    min_ns = MIN_COMPUTE_PART_SHARE * total_ns
     phases = (
         operators.filter(pl.col("label") != "other")
         .group_by("phase")
@@ -117,16 +126,20 @@ def _phases(analysis: Analysis) -> list[str]:
     parts = []
     for phase, ns in phases.rows():
         share = f"{phase} {percent(ns, total_ns, digits=0)}"
-        main = next(_longest_operators(operators.filter(phase=phase)), None)
-        if main is None:
-            parts.append(share)
-            continue
-        op, op_ns = main
-        of_all = "" if op_ns >= MIN_SOLE_SHARE * ns else f"{percent(op_ns, total_ns, digits=0)} "
-        words = _operator_words(operators.filter(phase=phase, op=op), op, op_ns, total_ns)
-        parts.append(f"{share} ({of_all}{words})")
+        parts.append(share + _main_operator(operators, phase, ns, total_ns))
     named_ns = float(phases["ns"].sum())
     return [*parts, *_rest(total_ns - named_ns, total_ns)] if len(parts) > 1 else []
+
+
+def _main_operator(operators: pl.DataFrame, phase: str, ns: float, total_ns: float) -> str:
+    """Return in brackets the operator that takes most of a phase's time *ns*; empty if none is known."""
+    of_phase = operators.filter(pl.col("label").replace(_PHASE_OF_LABEL) == phase)
+    main = next(_longest_operators(of_phase), None)
+    if main is None:
+        return ""
+    op, op_ns = main
+    share = "" if op_ns >= MIN_SOLE_SHARE * ns else f"{percent(op_ns, total_ns, digits=0)} "
+    return f" ({share}{_operator_words(of_phase.filter(op=op), op, op_ns, total_ns)})"
 
 
 def _operators_of_one_phase(operators: pl.DataFrame, total_ns: float) -> list[str]:
@@ -134,7 +147,7 @@ def _operators_of_one_phase(operators: pl.DataFrame, total_ns: float) -> list[st
     parts = []
     named_ns = 0.0
     for op, ns in list(_longest_operators(operators))[:MAX_PHASES]:
-        if ns >= MIN_PART_SHARE * total_ns:
+        if ns >= MIN_COMPUTE_PART_SHARE * total_ns:
             words = _operator_words(operators.filter(op=op), op, ns, total_ns)
             parts.append(f"{words} {percent(ns, total_ns, digits=0)}")
             named_ns += ns
@@ -164,4 +177,8 @@ def _compute(table: pl.DataFrame) -> pl.DataFrame:
 
 def _rest(ns: float, total_ns: float) -> list[str]:
     """Return what no part has, if it is worth naming."""
-    return [f"{REST} {percent(ns, total_ns, digits=0)}"] if ns >= MIN_PART_SHARE * total_ns else []
+    return (
+        [f"{REST} {percent(ns, total_ns, digits=0)}"]
+        if ns >= MIN_COMPUTE_PART_SHARE * total_ns
+        else []
+    )
