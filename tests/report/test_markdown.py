@@ -99,8 +99,8 @@ def test_the_gap_table_adds_up(seen, analysis):
 
 def test_further_findings_warnings_and_kernels_are_folded(seen, analysis):
     folds = seen.tags.count("details")
-    # Further findings, kernels, and warnings.
-    assert folds == (3 if analysis.notices else 2)
+    # Further findings, kernels, operators, and warnings.
+    assert folds == (4 if analysis.notices else 3)
     assert seen.tags.count("summary") == folds
 
 

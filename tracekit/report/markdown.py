@@ -277,6 +277,12 @@ def _kernels(view: View) -> str:
     )
 
 
+def _operators(view: View) -> str:
+    table = view.operators
+    title = find_section("operators").title
+    return folded(title, render_table(table, fold=False)) if table else ""
+
+
 def _warnings(view: View) -> str:
     if not view.warnings:
         return ""
@@ -304,6 +310,7 @@ DRAWINGS: Mapping[str, Callable[[View], str]] = {
     "by": _by,
     "reload": _reload,
     "kernels": _kernels,
+    "operators": _operators,
     "warnings": _warnings,
 }
 """Sections that are more than their table, by id."""
