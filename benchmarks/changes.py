@@ -14,6 +14,7 @@ import argparse
 import sys
 
 from tracekit import analyze
+from tracekit.graph.change import FasterLinks, parse_change
 
 WORST = 0.10
 
@@ -39,12 +40,13 @@ def main():
     parser.add_argument("changes", nargs="+", metavar="CHANGE")
     options = parser.parse_args()
     before, after = run(options.before), run(options.after)
-    step, became = before.predict(options.changes), after.measured_ns
+    changes = [parse_change(text) for text in options.changes]
+    step, became = before.predict(changes), after.measured_ns
     if step.predicted_ns is None:
         print(f"{step.change}: {step.why_not}", file=sys.stderr)
         return 1
     speed = transfer_ns(before) / transfer_ns(after)
-    corrected = before.predict([*options.changes, f"links x{speed:.4f}"]).predicted_ns
+    corrected = before.predict([*changes, FasterLinks(round(speed, 4))]).predicted_ns
     low, high = step.predicted_range_ns
     error = step.predicted_ns / became - 1
     print(

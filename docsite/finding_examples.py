@@ -8,10 +8,13 @@ from typing import Any, get_args
 import msgspec
 
 from tracekit.findings.kind import FindingKind
+from tracekit.graph.change import Change
 from tracekit.results.finders import all_kinds
 
 
-def example_of(code: str, case: str = "", **fields: Any) -> FindingKind:
+def example_of(
+    code: str, case: str = "", *, change: Change | None = None, **fields: Any
+) -> FindingKind:
     """Return a finding of a code and case with some *fields*.
 
     >>> example_of("recording", "ranks", labels="dp_comm", given_ranks=1, world_size=4).text().rpartition(": ")[2]
@@ -23,7 +26,8 @@ def example_of(code: str, case: str = "", **fields: Any) -> FindingKind:
         for field in msgspec.structs.fields(kind)
         if field.required and field.name not in fields
     }
-    return msgspec.convert({**missing, **fields}, kind, from_attributes=True)
+    finding = msgspec.convert({**missing, **fields}, kind, from_attributes=True)
+    return msgspec.structs.replace(finding, change=change)
 
 
 def _zero(annotation: Any) -> Any:

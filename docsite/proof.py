@@ -25,6 +25,7 @@ import polars as pl
 from tests.published_jobs import Job, groups_of
 from tracekit import Analysis, analyze, load
 from tracekit.classify import classify
+from tracekit.graph.change import parse_change
 from tracekit.intervals import union_of
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.pipeline.against_ideal import compare_timeline
@@ -201,7 +202,7 @@ def eight_gpus_section() -> Section:
         raise SystemExit(
             f"{folder}: no events to replay, no step without the profiler, or no rates"
         )
-    without_delay_ns = graph.predict(["no host delay"]).predicted_ns or 0
+    without_delay_ns = graph.predict([parse_change("no host delay")]).predicted_ns or 0
     results = [
         Result(
             "step without the profiler, modelled from the recording",

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from tracekit.errors import InputError, Notice, TracekitError
-from tracekit.graph.changes import RefusedError
+from tracekit.graph.change import RefusedError
 
 
 def test_an_error_of_a_worker_keeps_its_reason():

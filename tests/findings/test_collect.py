@@ -16,6 +16,7 @@ from tracekit import analyze
 from tracekit.documents.analysis import ChangedStep
 from tracekit.documents.findings import MIN_SHARE_TO_SHOW
 from tracekit.findings.collect import _is_said_of_a_rank, _relate, find_kinds, likely_ns
+from tracekit.graph.change import Hidden
 from tracekit.report.write import render_json
 
 MS = 1_000_000
@@ -128,6 +129,9 @@ def test_two_parts_of_the_hosts_time_are_saved_one_after_the_other(findings_of):
     assert (loading.saves_after_ns, python.saves_after_ns) == (0, 0)
 
 
+A, B = Hidden("tp_comm"), Hidden("dp_comm")
+
+
 class Replays:
     """A context of a step of 1,000 ns, which changes shorten as the table says; together none saves more."""
 
@@ -136,7 +140,7 @@ class Replays:
 
     def predict(self, *changes):
         saves_ns = max(self.saves_ns[change] for change in changes)
-        return ChangedStep(", ".join(changes), changes, 1_000, saves_ns=saves_ns)
+        return ChangedStep(", ".join(map(str, changes)), (), 1_000, saves_ns=saves_ns)
 
     def share(self, ns):
         return ns / 1_000
@@ -155,10 +159,10 @@ def saving_finding(change, saves_ns, least_ns, code="host_sync"):
 
 def test_what_another_finding_does_as_well_comes_after_what_saves_more():
     """The second saves nothing after the first, which is certain; the third, without a change, still may."""
-    first, second = saving_finding("a", 300, 200), saving_finding("b", 250, 0)
+    first, second = saving_finding(A, 300, 200), saving_finding(B, 250, 0)
     third = example_of("slow_kernel", cost_ns=100, share=0.1)
-    ordered = _relate(Replays({"a": 300, "b": 250}), [first, second, third])
-    assert [finding.change for finding in ordered] == ["a", None, "b"]
+    ordered = _relate(Replays({A: 300, B: 250}), [first, second, third])
+    assert [finding.change for finding in ordered] == [A, None, B]
     assert [finding.saves_after_ns for finding in ordered] == [300, None, 0]
     assert (ordered[0].shares_time_with, ordered[2].shares_time_with) == ((3,), (1,))
 
@@ -168,30 +172,30 @@ class AddedReplays(Replays):
 
     def predict(self, *changes):
         saves_ns = sum(self.saves_ns[change] for change in changes)
-        return ChangedStep(", ".join(changes), changes, 1_000, saves_ns=saves_ns)
+        return ChangedStep(", ".join(map(str, changes)), (), 1_000, saves_ns=saves_ns)
 
 
 @pytest.mark.parametrize(
     ("replays", "least_ns", "changes"),
     [
-        (Replays, 1, ["b", "a"]),  # for certain at least that, where the first may save nothing
-        (Replays, 0, ["b", "a"]),  # bounded, where the first is only possible
-        (AddedReplays, 1, ["a", "b"]),  # about another time: by what is likely
+        (Replays, 1, [B, A]),  # for certain at least that, where the first may save nothing
+        (Replays, 0, [B, A]),  # bounded, where the first is only possible
+        (AddedReplays, 1, [A, B]),  # about another time: by what is likely
     ],
 )
 def test_a_surer_saving_stands_before_a_possible_one_about_the_same_time(
     replays, least_ns, changes
 ):
-    possible = replace(saving_finding("a", 300, 0), certain="possible")
-    surer = replace(saving_finding("b", 100, least_ns), certain="bounded")
-    ordered = _relate(replays({"a": 300, "b": 100}), [possible, surer])
+    possible = replace(saving_finding(A, 300, 0), certain="possible")
+    surer = replace(saving_finding(B, 100, least_ns), certain="bounded")
+    ordered = _relate(replays({A: 300, B: 100}), [possible, surer])
     assert [finding.change for finding in ordered] == changes
 
 
 def test_of_two_bounds_about_the_same_time_the_one_with_the_higher_lower_end_comes_first():
-    first, second = saving_finding("a", 300, 0), saving_finding("b", 40, 20)
-    ordered = _relate(Replays({"a": 300, "b": 40}), [first, second])
-    assert [finding.change for finding in ordered] == ["b", "a"]
+    first, second = saving_finding(A, 300, 0), saving_finding(B, 40, 20)
+    ordered = _relate(Replays({A: 300, B: 40}), [first, second])
+    assert [finding.change for finding in ordered] == [B, A]
 
 
 @pytest.mark.parametrize(
@@ -201,18 +205,18 @@ def test_of_two_bounds_about_the_same_time_the_one_with_the_higher_lower_end_com
 def test_a_host_that_shares_its_cores_hears_that_before_what_it_therefore_does_slowly(
     stalls_save_ns, codes
 ):
-    launching = saving_finding("a", 300, 0, "launch_bound")
-    stalls = saving_finding("b", stalls_save_ns, 0, "busy_cpu")
-    ordered = _relate(Replays({"a": 300, "b": stalls_save_ns}), [launching, stalls])
+    launching = saving_finding(A, 300, 0, "launch_bound")
+    stalls = saving_finding(B, stalls_save_ns, 0, "busy_cpu")
+    ordered = _relate(Replays({A: 300, B: stalls_save_ns}), [launching, stalls])
     assert [finding.code for finding in ordered] == codes
 
 
 def test_what_a_bound_might_do_as_well_keeps_its_place():
     """The first may save nothing: then the second saves all of its own."""
-    first, second = saving_finding("a", 300, 0), saving_finding("b", 250, 0)
+    first, second = saving_finding(A, 300, 0), saving_finding(B, 250, 0)
     third = example_of("slow_kernel", cost_ns=100, share=0.1)
-    ordered = _relate(Replays({"a": 300, "b": 250}), [first, second, third])
-    assert [finding.change for finding in ordered] == ["a", "b", None]
+    ordered = _relate(Replays({A: 300, B: 250}), [first, second, third])
+    assert [finding.change for finding in ordered] == [A, B, None]
 
 
 WAITING = example_of(

@@ -19,6 +19,7 @@ from tracekit.findings.communication import (
     longest_operations,
 )
 from tracekit.findings.context import Context
+from tracekit.graph.change import Scaled
 from tracekit.schema import COPY_LABELS
 
 
@@ -46,7 +47,7 @@ def reduction_context(sizes, starts, forward_starts, *, steps=(0,), saves_ns=70,
         step=SimpleNamespace(budget=SimpleNamespace(exposed_ns={"dp_comm": exposed_ns})),
         step_ns=200,
         framework="DDP",
-        predict=lambda change: predicted if change == "dp_comm x0.25" else None,
+        predict=lambda change: predicted if change == QUARTER else None,
         share=lambda ns: ns / 200,
     )
 
@@ -74,6 +75,7 @@ def test_the_first_place_of_transfers_is_a_long_transfer_and_of_waits_a_long_wai
     assert (longest_wait.name, longest_wait.start_ns, longest_wait.end_ns) == ("waits", 0, 90)
 
 
+QUARTER = Scaled("dp_comm", 0.25)
 ONCE_PER_MICROBATCH = ([8, 4] * 4, [10, 12, 30, 32, 50, 52, 70, 72], [0, 20, 40, 60])
 
 
@@ -83,7 +85,7 @@ def test_gradients_reduced_after_each_of_four_micro_batches_cost_three_quarters_
     assert finding.bytes_per_step == 48
     assert (finding.cost_ns, finding.share) == (90, 0.45)
     assert (finding.change, finding.saves_ns, finding.saves_range_ns) == (
-        "dp_comm x0.25",
+        QUARTER,
         70,
         (60, 80),
     )

@@ -12,7 +12,7 @@ from tracekit.findings import ranks, remedies
 from tracekit.findings.communication import Remedy, _best_remedy
 from tracekit.findings.kernels import _device, _multiprocessors, _slower_than, reason_of
 from tracekit.findings.recording import UnexplainedIdle
-from tracekit.graph.changes import NO_HOST_DELAY
+from tracekit.graph.change import Hidden, NoHostDelay, Scaled
 
 
 def idle_context(
@@ -206,23 +206,23 @@ def test_a_change_that_saves_a_twentieth_of_the_step_is_advised(monkeypatch, kin
     ("saves", "unhideable_ns", "remedy"),
     [
         # Saved by hiding, by halving, by a host without delay, and by both.
-        ((100, 0, 0, 100), 0, Remedy("hide dp_comm", 100, (0, 100))),
+        ((100, 0, 0, 100), 0, Remedy(Hidden("dp_comm"), 100, (0, 100))),
         (
             (100, 101, 0, 100),
             1,
-            Remedy("dp_comm x0.5", 101, (0, 101), "possible", case="too_little_compute"),
+            Remedy(Scaled("dp_comm", 0.5), 101, (0, 101), "possible", case="too_little_compute"),
         ),
-        ((100, 101, 0, 100), 0, Remedy("hide dp_comm", 100, (0, 100))),  # compute can hide all
-        ((100, 100, 0, 100), 1, Remedy("hide dp_comm", 100, (0, 100))),
+        ((100, 101, 0, 100), 0, Remedy(Hidden("dp_comm"), 100, (0, 100))),  # compute can hide all
+        ((100, 100, 0, 100), 1, Remedy(Hidden("dp_comm"), 100, (0, 100))),
         (
             (-5, 1, 0, 0),
             1,
-            Remedy("dp_comm x0.5", 1, (0, 1), "possible", case="too_little_compute"),
+            Remedy(Scaled("dp_comm", 0.5), 1, (0, 1), "possible", case="too_little_compute"),
         ),
         ((-5, 0, 0, 100), 1, Remedy(None, None, (0, 100), "possible", case="host_takes_as_long")),
         ((None, 0, 0, 100), 1, Remedy()),
         # The host as it is leaves half of what one that is always ahead would save, or less.
-        ((51, 0, 20, 120), 0, Remedy("hide dp_comm", 51, (0, 51))),
+        ((51, 0, 20, 120), 0, Remedy(Hidden("dp_comm"), 51, (0, 51))),
         ((50, 0, 20, 120), 0, Remedy(None, None, (0, 100), "possible", case="host_takes_as_long")),
         ((50, 0, 20, 520), 0, Remedy(None, None, (0, 400), "possible", case="host_takes_as_long")),
         ((0, 0, 20, 20), 0, Remedy(None, None, (0, 400), "possible", case="host_takes_as_long")),
@@ -230,10 +230,10 @@ def test_a_change_that_saves_a_twentieth_of_the_step_is_advised(monkeypatch, kin
 )
 def test_the_best_remedy_of_400_ns_of_exposed_transfers(saves, unhideable_ns, remedy):
     changes = (
-        ("hide dp_comm",),
-        ("dp_comm x0.5",),
-        (NO_HOST_DELAY,),
-        (NO_HOST_DELAY, "hide dp_comm"),
+        (Hidden("dp_comm"),),
+        (Scaled("dp_comm", 0.5),),
+        (NoHostDelay(),),
+        (NoHostDelay(), Hidden("dp_comm")),
     )
     predicted = dict(zip(changes, saves, strict=True))
 

@@ -60,8 +60,8 @@ def context(
         free_exposed_share=lambda label: free_exposed_share,
         step=SimpleNamespace(per_step=(1, 2, 3, 4), by_rank=by_rank or {}),
         predict=lambda change: (
-            ChangedStep(change, (), 1_000, saves_ns=SAVED_NS[change])
-            if change in SAVED_NS
+            ChangedStep(str(change), (), 1_000, saves_ns=SAVED_NS[str(change)])
+            if str(change) in SAVED_NS
             else None
         ),
         share=lambda ns: ns / 1_000,
@@ -76,7 +76,7 @@ def test_the_largest_known_cause_of_lateness_gives_the_code(cause, code):
     assert (finding.code, finding.ranks, finding.steps) == (code, (3,), (1, 2))
     assert finding.cost_ns == 50  # 100 in two of four steps
     links = "links of " if cause == "slow_link" else ""
-    assert (finding.change, finding.saves_ns) == (f"{links}rank 3 like others", 40)
+    assert (str(finding.change), finding.saves_ns) == (f"{links}rank 3 like others", 40)
 
 
 def test_lateness_that_is_mostly_unexplained_costs_what_is_explained():
@@ -110,7 +110,7 @@ def test_ranks_that_are_late_together_for_one_reason_are_one_finding_with_one_ch
     ]
     (finding,) = RankFinding.find(context(*rows))
     assert (finding.code, finding.case, finding.ranks) == ("slow_rank", "together", (1, 3))
-    assert (finding.change, finding.saves_ns) == ("ranks 1, 3 like others", 90)
+    assert (str(finding.change), finding.saves_ns) == ("ranks 1, 3 like others", 90)
     assert finding.cost_ns == 50  # the others wait once for both: 100 in two of four steps
     assert "ranks 1, 3, which are late together" in finding.text()
     assert "one alone saves little" in finding.advice()

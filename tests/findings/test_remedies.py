@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from tracekit import analyze
+from tracekit.graph.change import parse_change
 from tracekit.metrics.remedies.fusion import fusion_remedies
 from tracekit.metrics.remedies.rows import RankWork
 from tracekit.metrics.remedies.speeds import USUAL_ATTENTION_SHARE, Share, Speeds
@@ -492,11 +493,11 @@ def test_changes_of_types_and_of_attention_are_replayed_together(analysis_of_ste
     calls = written_out()
     calls.calls += products("float", SIMT, ns=3_000_000, count=4).calls
     graph = analysis_of_steps(calls, period=30.0).replay_graph
-    attention = graph.predict(["fused attention"])
-    precision = graph.predict(["tf32"])
-    both = graph.predict(["fused attention", "tf32"])
+    attention = graph.predict([parse_change("fused attention")])
+    precision = graph.predict([parse_change("tf32")])
+    both = graph.predict([parse_change("fused attention"), parse_change("tf32")])
     assert both.saves_ns == pytest.approx(attention.saves_ns + precision.saves_ns, rel=0.001)
-    assert graph.predict(["fuse loss"]).why_not is not None
+    assert graph.predict([parse_change("fuse loss")]).why_not is not None
 
 
 @pytest.mark.skipif(CORPUS is None, reason="TRACEKIT_CORPUS names the recordings")

@@ -12,10 +12,8 @@ from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.align.clocks import Clocks
 from tracekit.errors import OptionError, TracekitError
-from tracekit.graph.changes import (
-    WhatIfGraph,
-    parse_change,
-)
+from tracekit.graph.change import Scaled, parse_change
+from tracekit.graph.changes import WhatIfGraph
 from tracekit.graph.event_graph import EventGraph
 from tracekit.graph.loadable import TableInMemory
 from tracekit.graph.rank_events import HOST_WORK, find_rank_events
@@ -109,7 +107,7 @@ def graph_of(*ranks, syncs=(), host_start_ns=None, **more):
 
 
 def predicted_ms(graph, *changes):
-    return graph.predict(changes).predicted_ns / MS
+    return graph.predict([parse_change(change) for change in changes]).predicted_ns / MS
 
 
 def step_of_ranks(*compute_ms, transfer=5):
@@ -123,7 +121,7 @@ def step_of_ranks(*compute_ms, transfer=5):
 
 def test_a_kernel_that_takes_half_its_time_ends_the_step_earlier():
     graph = graph_of([kernel("forward", 0, 10), kernel("wgrad", 10, 30)])
-    step = graph.predict(["wgrad x0.5"])
+    step = graph.predict([parse_change("wgrad x0.5")])
     assert (step.measured_ns, step.predicted_ns, step.saves_ns) == (30 * MS, 20 * MS, 10 * MS)
     low, high = step.predicted_range_ns
     assert (low, high) == (
@@ -180,26 +178,26 @@ def test_transfers_on_the_critical_path_widen_the_range():
         (computes, step_ms * 0.05),
         (transfers, math.hypot(step_ms * 0.05, transfer_ms * 0.15)),
     ):
-        low, high = graph.predict(["forward x1"]).predicted_range_ns
+        low, high = graph.predict([parse_change("forward x1")]).predicted_range_ns
         assert (low, high) == (round((step_ms - margin_ms) * MS), round((step_ms + margin_ms) * MS))
 
 
 def test_late_launches_on_the_critical_path_widen_the_range():
     """The host launches the forward at 30: a host 20 % slower would do so at 36."""
     graph = graph_of([kernel("optimizer", 0, 10), kernel("forward", 30, 50, launch=30)])
-    low, high = graph.predict(["forward x1"]).predicted_range_ns
+    low, high = graph.predict([parse_change("forward x1")]).predicted_range_ns
     margin_ms = math.hypot(50 * 0.05, 30 * 0.2)
     assert (low, high) == (round((50 - margin_ms) * MS), round((50 + margin_ms) * MS))
 
 
 def test_a_change_saves_at_most_the_step():
     graph = graph_of([kernel("forward", 0, 10)], clock_error_ns=30 * MS)
-    assert graph.predict(["forward x0.5"]).saves_range_ns == (0, 10 * MS)
+    assert graph.predict([parse_change("forward x0.5")]).saves_range_ns == (0, 10 * MS)
 
 
 def test_a_range_begins_at_no_less_than_nothing():
     graph = graph_of([kernel("forward", 0, 10)], clock_error_ns=30 * MS)
-    low, high = graph.predict(["forward x0.5"]).predicted_range_ns
+    low, high = graph.predict([parse_change("forward x0.5")]).predicted_range_ns
     assert (low, high) == (0, round((35 + 5 * 0.05) * MS))
 
 
@@ -211,7 +209,7 @@ def test_labels_modules_operators_and_kernels_are_named(name):
 
 def test_a_straggler_like_the_others_lets_all_ranks_go_on():
     graph = graph_of(*step_of_ranks(10, 10, 30))  # 30 + 5
-    step = graph.predict(["rank 2 like others"])
+    step = graph.predict([parse_change("rank 2 like others")])
     assert (step.measured_ns, step.predicted_ns) == (35 * MS, 15 * MS)
     assert {piece.label for piece in step.critical_path} == {"forward", "dp_comm"}
     # (10 + 30) / 2, and rank 2 still takes 30.
@@ -238,7 +236,7 @@ def test_a_rank_that_enters_the_step_later_is_not_late():
     ranks[1] = [kernel("forward", 20, 30, launch=20), kernel("dp_comm", 30, 35, match=0, launch=21)]
     for rank in (0, 2):
         ranks[rank][1] = kernel("dp_comm", 10, 35, match=0)
-    assert graph_of(*ranks).predict(["no host delay"]).saves_ns == 0
+    assert graph_of(*ranks).predict([parse_change("no host delay")]).saves_ns == 0
 
 
 def test_ranks_are_compared_with_their_position_in_other_pipelines():
@@ -299,7 +297,7 @@ def test_no_more_is_hidden_than_there_is_compute_to_hide_it():
         ]
         for _ in range(2)
     ]
-    assert graph_of(*ranks).predict(["hide dp_comm"]).saves_ns == 10 * MS
+    assert graph_of(*ranks).predict([parse_change("hide dp_comm")]).saves_ns == 10 * MS
 
 
 def test_what_compute_hides_already_saves_nothing_when_the_rest_is_hidden():
@@ -312,7 +310,7 @@ def test_what_compute_hides_already_saves_nothing_when_the_rest_is_hidden():
         ]
         for _ in range(2)
     ]
-    assert graph_of(*ranks).predict(["hide dp_comm"]).saves_ns == 10 * MS
+    assert graph_of(*ranks).predict([parse_change("hide dp_comm")]).saves_ns == 10 * MS
 
 
 def test_several_changes_act_together():
@@ -350,7 +348,7 @@ def test_other_numbers_of_microbatches_are_another_amount_of_work():
         *step_of_ranks(10, 10),
         microbatches=lambda count: (count * MS, 2 * count * MS, 3 * count * MS),
     )
-    step = graph.predict(["microbatches 4"])
+    step = graph.predict([parse_change("microbatches 4")])
     assert (step.predicted_ns, step.saves_ns) == (23 * MS, None)
     assert (
         step.predicted_range_ns[0]
@@ -364,14 +362,14 @@ def test_the_memory_of_another_number_of_microbatches_is_told_even_where_the_tim
     graph = graph_of(
         *step_of_ranks(10, 10), microbatches=lambda _: "no", memory=lambda n: ((n, 2 * n), n < 5)
     )
-    step = graph.predict(["microbatches 8"])
+    step = graph.predict([parse_change("microbatches 8")])
     assert (step.predicted_ns, step.why_not, step.peak_bytes, step.fits) == (
         None,
         "no",
         (8, 16),
         False,
     )
-    both = graph.predict(["microbatches 4", "microbatches 8"])
+    both = graph.predict([parse_change("microbatches 4"), parse_change("microbatches 8")])
     assert both.peak_bytes is None
 
 
@@ -390,7 +388,7 @@ def test_the_memory_of_another_number_of_microbatches_is_told_even_where_the_tim
     ],
 )
 def test_what_the_trace_cannot_show_is_refused_with_the_reason(ranks, change, reason):
-    step = graph_of(*ranks).predict([change])
+    step = graph_of(*ranks).predict([parse_change(change)])
     assert reason in step.why_not
     assert (step.predicted_ns, step.predicted_range_ns, step.saves_ns) == (None, None, None)
 
@@ -406,7 +404,7 @@ def test_what_the_trace_cannot_show_is_refused_with_the_reason(ranks, change, re
 )
 def test_an_unknown_name_is_answered_with_the_names_there_are(change, names):
     with pytest.raises(OptionError) as raised:
-        graph_of(*step_of_ranks(10, 10)).predict([change])
+        graph_of(*step_of_ranks(10, 10)).predict([parse_change(change)])
     assert names in raised.value.hint
 
 
@@ -418,6 +416,31 @@ def test_what_is_no_change_is_refused_before_any_work(text):
         parse_change(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "void foo<float, at::native::X> x0.5",
+        "void foo<float, 3> x0.5, hide dp_comm",
+        "ranks 1, 3 like others, links of rank 0 like others, no data loading",
+        "links x2, balance, bf16, microbatches 16, no host delay, no launch delay, schedule zb-v",
+    ],
+)
+def test_a_change_prints_the_text_that_it_is_parsed_from(text):
+    change = parse_change(text)
+    assert str(change) == text
+    assert parse_change(f"  {text.replace(' ', '  ')} ") == change
+
+
+def test_a_comma_in_the_name_of_a_kernel_ends_no_change():
+    kernel_name = "void foo<float, at::native::X>"
+    (scaled,) = parse_change(f"{kernel_name} x0.5").parts
+    assert (scaled.name, scaled.factor) == (kernel_name, 0.5)
+    graph = graph_of([kernel("wgrad", 0, 20, name=f"{kernel_name}(int)")])
+    assert graph.predict([scaled]).saves_ns == 10 * MS
+    with pytest.raises(OptionError, match="'nothing known'"):
+        parse_change("hide dp_comm, nothing known")
+
+
 def test_the_changes_that_save_most_come_first():
     rows = graph_of(*step_of_ranks(10, 10, 30)).best_changes()
     assert [row.change for row in rows][:2] == ["rank 2 like others", "balance"]
@@ -427,7 +450,7 @@ def test_the_changes_that_save_most_come_first():
 
 def test_lanes_of_the_changed_step_are_drawn_on_the_measured_scale():
     lanes = graph_of([kernel("forward", 0, 10), kernel("wgrad", 10, 30)]).lanes(
-        ["wgrad x0.5"], max_ranks=1
+        [Scaled("wgrad", 0.5)], max_ranks=1
     )
     drawn = [(label, round(start, 2), round(width, 2)) for label, start, width in lanes[0]]
     assert drawn == [("forward", 0.0, 0.33), ("wgrad", 0.33, 0.33), (None, 0.67, 0.33)]
@@ -487,7 +510,7 @@ def test_faster_links_and_hiding_are_made_together_in_any_order(changes):
 
 
 def test_a_saving_without_its_range_is_that_of_the_whole_prediction():
-    changes = ["links x2", "hide dp_comm"]
+    changes = [parse_change("links x2"), parse_change("hide dp_comm")]
     whole = graph_of(*exposed_transfer()).predict(changes)
     saving = graph_of(*exposed_transfer()).predict_saving(changes)
     assert (saving.saves_ns, saving.predicted_ns) == (whole.saves_ns, whole.predicted_ns)
@@ -519,14 +542,16 @@ def test_a_rank_that_was_made_like_others_is_not_made_so_again():
 
 def test_changes_that_work_against_each_other_are_refused():
     graph = graph_of(*step_of_ranks(10, 10))
-    step = graph.predict(["forward x0.5", "dp_comm x4"])
+    step = graph.predict([parse_change("forward x0.5"), parse_change("dp_comm x4")])
     assert step.predicted_ns is None
     assert step.why_not == "'forward x0.5' alone is faster: these changes work against each other"
 
 
 def test_a_run_has_one_number_of_microbatches():
     graph = graph_of([kernel("forward", 0, 10)])
-    assert graph.predict(["microbatches 4", "microbatches 8"]).why_not.startswith("a run has one")
+    assert graph.predict(
+        [parse_change("microbatches 4"), parse_change("microbatches 8")]
+    ).why_not.startswith("a run has one")
 
 
 def test_a_wait_followed_by_short_calls_still_releases_the_host(samples):

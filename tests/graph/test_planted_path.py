@@ -9,6 +9,7 @@ from tests.graph.test_changes import MS, Tables, kernel
 from tracekit.align.clocks import Clocks
 from tracekit.align.matching import MEMBERS
 from tracekit.align.waits import with_waits
+from tracekit.graph.change import parse_change
 from tracekit.graph.changes import WhatIfGraph
 from tracekit.graph.critical_path import critical_path
 from tracekit.graph.event_graph import EventGraph
@@ -52,7 +53,7 @@ def path_and_changes(*ranks, syncs=(), host_work=()):
 
 
 def saves_ms(graph, change):
-    return graph.predict([change]).saves_ns / MS
+    return graph.predict([parse_change(change)]).saves_ns / MS
 
 
 def test_a_late_launch():

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from tests.graph.test_changes import MS, graph_of, kernel
 from tracekit import analyze
+from tracekit.graph.change import parse_change
 from tracekit.graph.recording_cost import find_recording_cost, measure_host_slowness
 from tracekit.intervals import union
 from tracekit.metrics.host.events import NamedRows, split_host_events
@@ -138,7 +139,9 @@ def test_a_gpu_that_is_the_limit_takes_its_own_time_and_has_a_narrow_range():
     free = graph.free_step
     assert free.time_ns == pytest.approx(5 * 3.5 * MS, rel=0.001)
     assert (free.range_ns[1] - free.range_ns[0]) / free.time_ns < 0.15
-    assert graph.predict(["no host delay"]).saves_ns == pytest.approx(0, abs=0.02 * MS)
+    assert graph.predict([parse_change("no host delay")]).saves_ns == pytest.approx(
+        0, abs=0.02 * MS
+    )
 
 
 def test_some_of_the_hosts_time_is_left_however_many_events_it_recorded():
@@ -173,7 +176,7 @@ def test_the_range_is_at_most_two_fifths_of_the_step_wide():
 def test_savings_are_of_the_free_step_and_predictions_also_of_a_recording():
     """Kernels of 2 ms that take 1 ms save nothing of a host that launches every 3 ms."""
     graph = with_recording(launched_every(4, work=2.0), MS)
-    row = graph.predict(["no host delay"])
+    row = graph.predict([parse_change("no host delay")])
     assert row.predicted_ns == pytest.approx(10 * MS, rel=0.001)
     assert row.free_ns == 14 * MS
     assert row.free_predicted_ns == pytest.approx(10 * MS, rel=0.001)
@@ -191,7 +194,7 @@ def test_a_free_step_that_the_recorder_timed_needs_no_model():
 def test_a_recording_whose_cost_is_not_known_has_no_free_step():
     graph = launched_every(4)
     assert graph.free_step is None
-    row = graph.predict(["no host delay"])
+    row = graph.predict([parse_change("no host delay")])
     assert (row.free_ns, row.free_predicted_ns) == (None, None)
     assert row.saves_ns == row.measured_ns - row.predicted_ns
 

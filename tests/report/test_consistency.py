@@ -21,6 +21,7 @@ from tracekit import diff
 from tracekit._util.text import short_ms
 from tracekit.documents.findings import MIN_SHARE_TO_SHOW
 from tracekit.errors import InputError
+from tracekit.graph.change import parse_change
 from tracekit.report.ci import words
 from tracekit.report.findings import finding_in_a_log, finding_line, is_at_most
 from tracekit.report.first_screen import finding_items, first_sentences, headline
@@ -174,7 +175,7 @@ def _prices(analysis):
             yield f"{finding.code} saves more than the step takes"
         if finding.change is None or graph is None:
             continue
-        predicted_ns = max(graph.predict([finding.change]).saves_ns or 0, 0)
+        predicted_ns = max(graph.predict([parse_change(finding.change)]).saves_ns or 0, 0)
         if finding.saves_ns != predicted_ns:
             yield f"{finding.code} saves {finding.saves_ns}, and '{finding.change}' {predicted_ns}"
 
@@ -316,7 +317,8 @@ def _plain(text):
 def _combinations(analysis):
     """Return changes of findings that save less together than one of them alone."""
     graph = analysis.replay_graph
-    changes = [finding.change for finding in analysis.findings if finding.change is not None]
+    texts = [finding.change for finding in analysis.findings if finding.change is not None]
+    changes = [parse_change(text) for text in texts]
     if graph is None:
         return
     for pair in itertools.combinations(changes[:MAX_COMBINED], 2):

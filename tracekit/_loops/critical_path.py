@@ -39,6 +39,7 @@ _RELEASED_BY = cython.declare(cython.int, 3)
 # of ``factors``, and of ``arrivals``.
 _DURATION_FACTOR = cython.declare(cython.int, 0)
 _HOST_FACTOR = cython.declare(cython.int, 1)
+_WAITS_FOR_LAUNCH = cython.declare(cython.int, 2)
 _LAST_START = cython.declare(cython.int, 0)
 _LAST_MEMBER = cython.declare(cython.int, 1)
 _NO_LAUNCH = cython.declare(cython.longlong, NO_LIMIT)
@@ -98,8 +99,8 @@ def replay_events(
         before: What each event waits for, -1: nothing: event of the same stream; event of another
             stream; event launched before it by the same host; GPU event whose end let the host go
             on to its launch.
-        factors: New over measured duration of each event (of a matched one: of its transfer); and
-            of the host's time before its launch, negative: the event does not wait for its launch.
+        factors: New over measured duration of each event (of a matched one: of its transfer); the same
+            of the host's time before its launch; and 1 if its start waits for its launch, 0 if not.
         first_match, matches: Matched operations of event i: ``matches[first_match[i]:first_match[i
             + 1]]``.
         decisive: The match of each event that was complete last; -1: its duration does not depend
@@ -151,8 +152,7 @@ def _replay_launch(
     released_by = before[_RELEASED_BY, event]
     launch = times[_LAUNCH, event]
     begin = times[_BEGIN, event]
-    # Its sign says whether the start waits for it.
-    host_factor: cython.double = abs(factors[_HOST_FACTOR, event])
+    host_factor: cython.double = factors[_HOST_FACTOR, event]
     host_ns: cython.longlong
     ready = launch
     if previous >= 0:
@@ -191,7 +191,7 @@ def _replay_start(
     # stays in its place.
     ready: cython.longlong = start if launch == _NO_LAUNCH else times[_BEGIN, event]
     previous_end: cython.longlong
-    if launch != _NO_LAUNCH and factors[_HOST_FACTOR, event] >= 0:
+    if launch != _NO_LAUNCH and factors[_WAITS_FOR_LAUNCH, event] > 0:
         # Clocks may put a start before its launch.
         ready = replayed[_LAUNCH, event] + min(start - launch, 0) + delays[_LATENCY, event]
         held_by = times.shape[1] + event

@@ -32,6 +32,7 @@ from tracekit.documents.analysis import (
 )
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
+from tracekit.graph.change import parse_change
 from tracekit.metrics.step_time import FreeStep, StepSummary, summarize_steps
 from tracekit.parsers.rank_numbers import unknown_rank_error
 from tracekit.schema import Source
@@ -314,7 +315,8 @@ class Analysis(BaseAnalysis):
             raise OptionError(
                 "the run's events were not kept", hint="use analyze(..., what_if=True)"
             )
-        return graph.predict(checked_words(changes, "changes"))
+        words = checked_words(changes, "changes")
+        return graph.predict([parse_change(text) for text in words])
 
     def once(self, compute: Callable[[Analysis], Result]) -> Result:
         """Return what a function computes of this analysis, computed once for all that ask."""

@@ -67,7 +67,7 @@ class AnalyzeCommand(TyperCommand):
 def _print_changes(wanted: bool) -> None:
     """Print the forms of changes, and end."""
     if wanted:
-        from tracekit.graph.changes import CHANGE_FORMS
+        from tracekit.graph.change import CHANGE_FORMS
 
         width = max(map(len, CHANGE_FORMS))
         for form, meaning in CHANGE_FORMS.items():

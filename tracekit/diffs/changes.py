@@ -24,7 +24,7 @@ from tracekit.diffs.verdict import judge
 from tracekit.documents import diff as documents
 from tracekit.documents.coding import HasDocument
 from tracekit.documents.gate import CheckResult
-from tracekit.graph.changes import parse_change
+from tracekit.graph.change import parse_change
 from tracekit.report.ci.write import write_diff
 from tracekit.report.notebook import NOTEBOOK_WIDTH, screen_html
 from tracekit.report.terminal.changes import render_diff

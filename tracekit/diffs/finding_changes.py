@@ -27,7 +27,7 @@ from tracekit.documents.findings import Finding
 from tracekit.documents.gate import GateSettings
 from tracekit.errors import OptionError
 from tracekit.findings.families import kind_of
-from tracekit.graph.changes import split_changes
+from tracekit.graph.change import parse_change
 
 MIN_FINDING_SHARE_TO_COMPARE = 0.01
 """Cost as a share of the step time below which a finding is taken as absent."""
@@ -289,12 +289,12 @@ def check_savings(
 
 def _prediction_of(change: str, side: Side) -> _PredictedSaving:
     """Return what the findings of a side predicted for a change, or its replay; raise if neither did."""
-    wanted = {" ".join(part.split()) for part in split_changes(change)}
+    wanted = {str(part) for part in parse_change(change).parts}
     advised: dict[str, Finding] = {}  # the first finding of each change: the largest
     for run in side.runs[:1]:
         for finding in run.findings or ():
             if finding.change is not None and finding.saving_ns is not None:
-                advised.setdefault(" ".join(finding.change.split()), finding)
+                advised.setdefault(finding.change, finding)
     if wanted <= advised.keys():
         findings = [advised[part] for part in sorted(wanted)]
         savings = [finding.saving_ns or 0 for finding in findings]
@@ -309,10 +309,8 @@ def _prediction_of(change: str, side: Side) -> _PredictedSaving:
         )
     analysis = side.runs[0].analysis if side.runs else None
     for changed in analysis.changed_steps if analysis is not None else ():
-        if (
-            changed.saves_ns is not None
-            and {" ".join(text.split()) for text in changed.changes} == wanted
-        ):
+        parts = {str(part) for text in changed.changes for part in parse_change(text).parts}
+        if changed.saves_ns is not None and parts == wanted:
             return _PredictedSaving(
                 [], changed.saves_ns, changed.saves_range_ns or (changed.saves_ns,) * 2
             )

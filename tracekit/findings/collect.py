@@ -21,6 +21,7 @@ from tracekit.findings.host import HostFinding, LaunchBound, PlansForNewShapes
 from tracekit.findings.kind import FindingKind
 from tracekit.findings.ranks import LateRank
 from tracekit.findings.remedies import BusyCpu
+from tracekit.graph.change import Change
 
 LIKELY_SHARE_OF_COST = 0.25
 """Share of its cost that a finding is likely to save if that cannot be predicted. By choice: of a
@@ -218,7 +219,7 @@ def _savings_in_sequence(
 ) -> list[int | None]:
     """Return what each finding saves after those before it; None of those that are not *compared*."""
     saves_after_ns: list[int | None] = []
-    changes: list[str] = []
+    changes: list[Change] = []
     saved_ns = 0
     for finding in listed:
         after_ns = None

@@ -23,7 +23,7 @@ from tracekit.findings.phrases import (
     label_with_meaning,
     more_queues,
 )
-from tracekit.graph.changes import NO_HOST_DELAY
+from tracekit.graph.change import Change, Hidden, NoHostDelay, Scaled
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
 REDUCTIONS = r"(?i)all_?reduce|reduce_?scatter"
@@ -345,7 +345,7 @@ def _host_copies_ns(context: Context) -> int:
 class Remedy(NamedTuple):
     """What a change of exposed transfers would save."""
 
-    change: str | None = None
+    change: Change | None = None
     saves_ns: int | None = None
     saves_range_ns: tuple[int, int] | None = None
     certain: Certainty = "bounded"
@@ -460,10 +460,10 @@ def _best_remedy(context: Context, label: str, exposed_ns: int, *, unhideable_ns
 
     Faster transfers are considered only if compute cannot hide them all.
     """
-    hide = f"hide {label}"
+    hide = Hidden(label)
     hidden = context.predict(hide)
     hide_saves_ns = _saving_of(hidden)
-    halve = f"{label} x0.5"
+    halve = Scaled(label, 0.5)
     halve_saves_ns = 0
     if unhideable_ns > 0:
         halve_saves_ns = _saving_of(context.predict(halve))
@@ -473,7 +473,7 @@ def _best_remedy(context: Context, label: str, exposed_ns: int, *, unhideable_ns
         )
     if hidden is None:
         return Remedy()
-    ahead_saves_ns = _saving_beyond(context, hide, NO_HOST_DELAY)
+    ahead_saves_ns = _saving_beyond(context, hide, NoHostDelay())
     if hide_saves_ns > MIN_SHARE_LEFT_BY_HOST * ahead_saves_ns:
         return Remedy(hide, hide_saves_ns, (0, hide_saves_ns))
     # The replay keeps all of the host's time that no recorded call explains. If that is a wait for
@@ -482,7 +482,7 @@ def _best_remedy(context: Context, label: str, exposed_ns: int, *, unhideable_ns
     return Remedy(saves_range_ns=(0, most_ns), certain="possible", case="host_takes_as_long")
 
 
-def _saving_beyond(context: Context, change: str, before: str) -> int:
+def _saving_beyond(context: Context, change: Change, before: Change) -> int:
     """Return what a change saves of the step that another change leaves; 0 if it cannot be predicted."""
     both = context.predict(before, change)
     if both is None:
@@ -613,7 +613,7 @@ class RepeatedReduction(FindingKind, frozen=True, kw_only=True):
         times_per_step = min((max(of_ranks) for of_ranks in repetitions.values()), default=1)
         if times_per_step < 2:
             return
-        change = f"dp_comm x{1 / times_per_step:.4g}"
+        change = Scaled("dp_comm", float(f"{1 / times_per_step:.4g}"))
         saves_ns = None
         saves_range_ns = None
         predicted = context.predict(change)

@@ -14,6 +14,7 @@ from tracekit.documents.analysis import ChangedStep
 from tracekit.documents.findings import Place
 from tracekit.findings.kind import FindingKind, RunFacts
 from tracekit.findings.recorded import has_host_calls
+from tracekit.graph.change import Change
 from tracekit.schema import has_stacks
 
 FRAMEWORK_PATTERNS = {
@@ -115,12 +116,12 @@ class Context:
         """Whether the run's events were kept, so that changes can be predicted."""
         return self.analysis.replay_graph is not None
 
-    def predict(self, *changes: str) -> ChangedStep | None:
+    def predict(self, *changes: Change) -> ChangedStep | None:
         """Return the step with all *changes*.
 
         None if the run's events were not kept, or a change is refused. Several changes have no ranges.
         """
-        key = ", ".join(changes)
+        key = ", ".join(map(str, changes))
         if key not in self._predictions:
             graph = self.analysis.replay_graph
             if graph is None:

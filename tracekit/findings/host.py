@@ -19,7 +19,7 @@ from tracekit.findings.context import Context, places_of, saved_range_ns
 from tracekit.findings.kind import FindingKind, RunFacts
 from tracekit.findings.phrases import graphs, how_often, or_unknown
 from tracekit.findings.synchronisations import runs_operator, who_waits
-from tracekit.graph.changes import HOST_CHANGES, NO_LAUNCH_DELAY
+from tracekit.graph.change import NoLaunchDelay, Remedied, WithoutActivity
 from tracekit.graph.constants import HOST_VARIATION
 from tracekit.graph.remedies import KNOWN_SHAPES, select_remedies
 from tracekit.metrics.host.time_by_activity import HOST_CODES
@@ -694,12 +694,12 @@ class LaunchBound(HostFinding, frozen=True, kw_only=True):
         events_per_step = events / rank_steps
         # A kernel of communication takes as long as it waits: that is no work of the GPU.
         works_per_step = (events - transfers) / rank_steps
-        predicted = context.predict(NO_LAUNCH_DELAY)
+        predicted = context.predict(NoLaunchDelay())
         saves_ns = None if predicted is None else max(predicted.saves_ns or 0, 0)
         # The replay keeps the time between kernels, which those of a CUDA graph do not have.
         most_ns = max(round(context.longest_free_share * cost_ns), saves_ns or 0)
         new_shapes = _on_new_shapes(context)
-        on_known_shapes = context.predict(KNOWN_SHAPES) if new_shapes else None
+        on_known_shapes = context.predict(Remedied(KNOWN_SHAPES)) if new_shapes else None
         if new_shapes is not None and on_known_shapes is not None:
             removed_ns = on_known_shapes.saves_ns or 0
             if removed_ns >= MIN_SHARE_OF_LAUNCH_DELAY * (saves_ns or 0):
@@ -720,7 +720,7 @@ class LaunchBound(HostFinding, frozen=True, kw_only=True):
             has_fused_optimizer=runs_operator(context, PATTERNS["fused_optimizer"]),
             new_shapes_op=new_shapes_op,
             new_shapes_ns=new_shapes_ns,
-            change=None if predicted is None else NO_LAUNCH_DELAY,
+            change=None if predicted is None else NoLaunchDelay(),
             saves_ns=saves_ns,
             saves_range_ns=(0, most_ns),
             certain="bounded",
@@ -842,7 +842,7 @@ class PlansForNewShapes(HostFinding, frozen=True, kw_only=True):
             steps_marked=context.step.is_marked,
             new_shapes_op=op,
             new_shapes_ns=new_shapes_ns,
-            change=KNOWN_SHAPES,
+            change=Remedied(KNOWN_SHAPES),
             saves_ns=saves_ns,
             saves_range_ns=saved_range_ns(on_known_shapes),
             certain="bounded",
@@ -869,7 +869,7 @@ def _activity(
     """Return the finding about one activity; None if it costs nothing."""
     if cost_ns <= 0:
         return None
-    change = HOST_CHANGES[code]
+    change = WithoutActivity(code)
     predicted = context.predict(change)
     saves_ns = None
     if predicted is None:
@@ -990,7 +990,7 @@ def _on_new_shapes(context: Context) -> tuple[str, int] | None:
     slow_steps = steps.gather(remedies["event"]).n_unique()
     if slow_steps < max(MIN_STEPS_ON_NEW_SHAPES, steps.n_unique() / 2):
         return None
-    predicted = context.predict(KNOWN_SHAPES)
+    predicted = context.predict(Remedied(KNOWN_SHAPES))
     saves_ns = 0 if predicted is None else predicted.saves_ns or 0
     if context.share(saves_ns) < MIN_SHARE_ON_NEW_SHAPES:
         return None

@@ -12,6 +12,7 @@ import msgspec
 
 from tracekit._util.text import short_ms
 from tracekit.documents.findings import Effect, EvidenceValue, Finding
+from tracekit.graph.change import Change
 
 if TYPE_CHECKING:
     from tracekit.findings.context import Context
@@ -96,7 +97,7 @@ class FindingKind(Effect, frozen=True, kw_only=True):
     """Case that is written, of a class that stands for several; empty: that of the class."""
     run: RunFacts = RunFacts()
     """What is known of the run, filled in when it is listed."""
-    change: str | None = None
+    change: Change | None = None
     """What-if change that does what is advised; None if no change can be replayed."""
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -173,7 +174,7 @@ class FindingKind(Effect, frozen=True, kw_only=True):
             evidence=self.evidence(),
             text=self.text(),
             advice=self.advice(),
-            change=self.change,
+            change=None if self.change is None else str(self.change),
             **effect,
         )
 

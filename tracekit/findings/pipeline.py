@@ -11,6 +11,7 @@ from tracekit.findings.communication import Remedy, longest_operations
 from tracekit.findings.context import Context
 from tracekit.findings.kind import FindingKind
 from tracekit.findings.phrases import communication_log, faster_links, graphs, or_unknown
+from tracekit.graph.change import Balanced, Change, Hidden, NoHostDelay, Scaled, Together
 
 NOT_REMOVABLE = ("unexplained", "early_output")
 """Parts of a gap that no change removes."""
@@ -18,11 +19,11 @@ COMMUNICATION_CAUSES = ("exposed_ep", "exposed_comm")
 """Parts of a gap that are findings of their own, about the exposed label."""
 MIN_BUBBLE_SHARE = 0.05
 """Share of ranks × makespan outside cells from which a schedule's own bubble is a finding."""
-EARLIER_HOST = "no host delay"
-CHANGES = {"imbalance": "balance", "host": EARLIER_HOST}
+EARLIER_HOST = NoHostDelay()
+CHANGES: Mapping[str, Change] = {"imbalance": Balanced(), "host": EARLIER_HOST}
 """Change that removes a part of the gap, for its predicted saving; messages have several."""
-HIDDEN_MESSAGES = "hide pp_comm"
-FASTER_MESSAGES = "pp_comm x0.5"
+HIDDEN_MESSAGES = Hidden("pp_comm")
+FASTER_MESSAGES = Scaled("pp_comm", 0.5)
 
 
 class ScheduleGap(FindingKind, frozen=True, kw_only=True):
@@ -324,7 +325,8 @@ def _with_earlier_host(context: Context, hidden: ChangedStep) -> Remedy | None:
     if (both.saves_ns or 0) <= alone_ns:
         return None
     saves_ns = _saving(both)
-    return Remedy(both.change, saves_ns, (0, saves_ns), case="p2p_and_host")
+    both_changes = Together((HIDDEN_MESSAGES, EARLIER_HOST))
+    return Remedy(both_changes, saves_ns, (0, saves_ns), case="p2p_and_host")
 
 
 def _faster_messages(context: Context, hidden_saves_ns: int) -> Remedy | None:

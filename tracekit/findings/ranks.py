@@ -14,6 +14,7 @@ from tracekit.findings.communication import free_wait_share
 from tracekit.findings.context import Context, saved_range_ns
 from tracekit.findings.kind import FindingKind
 from tracekit.findings.phrases import NEARLY_ALL, number, steps_named
+from tracekit.graph.change import Change, LikeOthers, LinksLikeOthers
 
 SAME_TIME_SHARE = 0.95
 """Waiting without the profiler over the recorded one, from which they are the same to a reader."""
@@ -399,10 +400,9 @@ def _late_rank(
     late_ns = recorded_ns * free_share
     steps_share = len(row.steps) / max(len(context.step.per_step), 1)
     cost_ns = late_ns * explained_share * steps_share
-    names = ", ".join(str(rank) for rank in ranks)
-    change = f"{'rank' if len(ranks) == 1 else 'ranks'} {names} like others"
+    change: Change = LikeOthers(ranks)
     if cause.cause == "slow_link":
-        change = f"links of {change}"
+        change = LinksLikeOthers(ranks)
     # The change is made in every step: it says nothing of a rank that is late in one of them.
     predicted = None if row.kind == "one_off" else context.predict(change)
     saves_ns = None

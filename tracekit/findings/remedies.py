@@ -19,6 +19,7 @@ from tracekit.documents.findings import MAX_PLACES_PER_FINDING, Place
 from tracekit.findings.context import Context, places_of
 from tracekit.findings.kind import FindingKind
 from tracekit.findings.phrases import or_unknown, switch
+from tracekit.graph.change import Remedied
 from tracekit.graph.event_graph import EventGraph
 from tracekit.graph.remedies import FUSE, FUSE_LOSS, select_remedies
 from tracekit.metrics.alternatives import ALTERNATIVES, Alternative
@@ -69,29 +70,30 @@ class ChangeOfWork(FindingKind, frozen=True, kw_only=True):
             yield finding
 
     @classmethod
-    def of(cls: type[AnyChangeOfWork], context: Context, change: str) -> AnyChangeOfWork | None:
-        """Return the finding of a change; None if it saves too little."""
+    def of(cls: type[AnyChangeOfWork], context: Context, remedy: str) -> AnyChangeOfWork | None:
+        """Return the finding of a remedy; None if it saves too little."""
         graph = context.analysis.replay_graph
-        if graph is None or select_remedies(graph.graph, change).is_empty():
+        if graph is None or select_remedies(graph.graph, remedy).is_empty():
             return None
+        change = Remedied(remedy)
         predicted = context.predict(change)
         if predicted is None or (predicted.saves_ns or 0) < MIN_SAVED_SHARE * _step_ns(predicted):
             return None
-        work = _changed_work(context, change)
+        work = _changed_work(context, remedy)
         if not cls.is_enough(work):
             return None
         return cls.kind_of(work)(
             variant=work.whats[0] if cls.case_is_work and work.whats else "",
             cost_ns=round(work.ns),
             share=context.share(work.ns),
-            where=_places(context, graph.graph, change),
+            where=_places(context, graph.graph, remedy),
             work_ns=round(work.ns),
             kernels_per_step=round(work.events),
             what=", ".join(work.whats) or None,
             op=work.op,
             module=work.module,
             framework=context.framework,
-            change_to=change,
+            change_to=remedy,
             change=change,
             saves_ns=predicted.saves_ns,
             saves_range_ns=cls.saved_range_ns(predicted),
@@ -150,7 +152,7 @@ class NarrowTypes(ChangeOfWork, frozen=True, kw_only=True):
     @classmethod
     def find(cls, context: Context) -> Iterator[FindingKind]:
         """Yield the findings about types: TF32 first, which keeps the model as it is, then 16 bits."""
-        narrow = [context.predict(change) for change in NARROW]
+        narrow = [context.predict(Remedied(remedy)) for remedy in NARROW]
         further = next((predicted for predicted in narrow if predicted is not None), None)
         first = TensorCoresUnused.of(context, "tf32")
         if first is not None:
@@ -602,7 +604,7 @@ def operators_with_remedy(context: Context, findings: Collection[FindingKind]) -
     is_explained = np.zeros(events.height, np.bool_)
     for change in changes:
         if change is not None:
-            is_explained[_changed_events(graph.graph, change)["event"].to_numpy()] = True
+            is_explained[_changed_events(graph.graph, str(change))["event"].to_numpy()] = True
     ns = pl.col("end_ns") - pl.col("start_ns")
     times = events.select("op", ns=ns, explained_ns=ns * pl.Series(is_explained))
     by_op = times.group_by("op").agg(share=pl.col("explained_ns").sum() / pl.col("ns").sum())

@@ -1,20 +1,12 @@
-"""Changes to a run ("what if"): the step time that a replay of its events with the change predicts.
-
-A change is text: ``dp_comm x0.5`` (a label, module, operator or kernel takes half its time), ``rank
-2 like others``, ``ranks 1, 3 like others``, ``no host delay``, ``no data loading`` (and other
-activities of the host, ``HOST_CHANGES``), ``no launch delay``, ``links x2`` (twice the bandwidth),
-``hide dp_comm``, ``balance`` and ``microbatches 16``; and the remedies of ``whatif.remedies``, such as
-``bf16`` or ``fused attention``.
+"""Predictions of changes to a run ("what if"): the step time that a replay of its events with them gives.
 
 Several changes are made together: each one starts from what those before it left, and hiding comes
 last, behind the compute that is left then.
 """
 
 import math
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from difflib import SequenceMatcher
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -23,9 +15,17 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Bools, Floats, Ints
-from tracekit._util.text import ranks_named
 from tracekit.documents.analysis import ChangedStep, PathPart
-from tracekit.errors import OptionError, TracekitError
+from tracekit.graph.change import (
+    Balanced,
+    Change,
+    FasterLinks,
+    Hidden,
+    LikeOthers,
+    NoHostDelay,
+    RefusedError,
+    Remedied,
+)
 from tracekit.graph.constants import (
     FREE_COST_RANGE,
     FREE_HOST_RANGE,
@@ -37,70 +37,19 @@ from tracekit.graph.constants import (
     MAX_LISTED_CHANGES,
     MAX_PATH_PARTS,
     MAX_SHARE_ABOVE_GPU_LIMIT,
-    MIN_FACTOR,
     MIN_FREE_VARIATION,
     MIN_SAVED_SHARE_TO_PROPOSE,
-    MIN_SHARE_OF_CARRIED_COPIES,
     MIN_VARIATION,
-    NEAREST_FORMS_NAMED,
     ROUNDING_SHARE,
 )
 from tracekit.graph.event_graph import EventGraph, EventReplay
-from tracekit.graph.rank_events import BEFORE
-from tracekit.graph.remedies import REMEDY_CHANGES, change_factors, select_remedies
 from tracekit.graph.walks import path_parts
 from tracekit.intervals import union
 from tracekit.metrics.label_intervals import COMPUTE_SET
 from tracekit.metrics.step_time import FreeStep
-from tracekit.pipeline.schedules.registry import describe
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
 
-HOST_CHANGES = {
-    "compile": "no compilation",
-    "data_loading": "no data loading",
-    "unused_parameters": "no search for unused parameters",
-    "pageable_copy": "no pageable copies",
-    "allocator": "no allocations",
-    "host_sync": "no synchronisation",
-    "host_compute": "no host compute",
-    "python": "no python",
-}
-"""Change that takes an activity of the host (``metrics.host.time_by_activity``) out of the step."""
-NO_HOST_DELAY = "no host delay"
-NO_LAUNCH_DELAY = "no launch delay"
-FREE_CPU = "free cpu"
-CHANGE_FORMS: Mapping[str, str] = {
-    "NAME x0.5": "a label, module, operator or kernel takes half its time",
-    "links x2": "links have twice the bandwidth",
-    "rank N like others": "a rank takes as long as the others; also ranks 1, 3",
-    "links of rank N like others": "its links are as fast as those of the others",
-    "hide LABEL": "communication runs beside compute",
-    "balance": "all ranks have the same work",
-    "schedule NAME": "the pipeline runs another schedule, such as zb-v (`tracekit schedule --list`)",
-    "microbatches N": "the pipeline runs another number of micro-batches",
-    "no host delay": "the host is never late",
-    NO_LAUNCH_DELAY: "launches take no time",
-    **dict.fromkeys(HOST_CHANGES.values(), "the host spends no time on it"),
-    **REMEDY_CHANGES,
-}
-"""Every form of a change, and what it means."""
-
-
-def nearest_forms(text: str) -> list[str]:
-    """Return the forms of a change that are nearest to a text that is none.
-
-    >>> nearest_forms("fused optimiser")[0], nearest_forms("rank two like others")[0]
-    ('fused optimizer', 'rank N like others')
-    """
-
-    def likeness(form: str) -> float:
-        return SequenceMatcher(None, text.lower(), form.lower()).ratio()
-
-    return sorted(CHANGE_FORMS, key=likeness, reverse=True)[:NEAREST_FORMS_NAMED]
-
-
-class RefusedError(TracekitError):
-    """The trace has no evidence for an answer; the message is the reason."""
+FREE_CPU = Remedied("free cpu")
 
 
 class ChangedGraph:
@@ -110,6 +59,9 @@ class ChangedGraph:
         self.graph = graph
         self.positions = positions
         self.factor, self.host_factor = np.ones((2, len(graph.start)))
+        """New over measured duration of each event, and of the host's time before its launch."""
+        self.waits_for_launch = np.ones(len(graph.start), np.bool_)
+        """Whether the start of each event waits for its launch."""
         self.factor_range = np.ones((2, len(graph.start)))
         """Least and largest factor of each event over ``factor``."""
         self.gone, self.unwaited = np.zeros((2, len(graph.start)), np.bool_)
@@ -191,13 +143,18 @@ class ChangedGraph:
         if self.removed:
             is_released, removed_share = self._removed_host_work
             unwaited = unwaited | is_released
-            # The graph applies the free host's factor: what is removed is a share of the recorded
-            # time. The sign of the factor says whether events wait for their launch at all.
+            # The graph applies the free host's factor: what is removed is a share of the recorded time.
             free_factor = graph.free_host_factor(free) if free else np.ones(len(graph.start))
             kept_share = np.maximum(free_factor - removed_share, 0.0) / free_factor
-            kept_share = np.maximum(kept_share, np.where(host_factor < 0, 1e-9, 0.0))
             host_factor = host_factor * kept_share
-        return graph.replay(factor, host_factor, free=free, gone=self.gone, unwaited=unwaited)
+        return graph.replay(
+            factor,
+            host_factor,
+            waits_for_launch=self.waits_for_launch,
+            free=free,
+            gone=self.gone,
+            unwaited=unwaited,
+        )
 
     def scale_ranks(
         self, ranks: Collection[int], key: Ints, weights: Ints | Floats, *, like_others: bool
@@ -237,355 +194,6 @@ class ChangedGraph:
             ratio[index] = np.divide(usual, sums[index], out=np.ones(keys), where=sums[index] > 0)
         return ratio[graph.rank_index, key]
 
-
-Edit = Callable[[ChangedGraph], None]
-
-
-def parse_change(text: str) -> Edit:
-    """Return the function that makes a change to a graph.
-
-    >>> parse_change("rank two like others")
-    Traceback (most recent call last):
-    tracekit.errors.OptionError: --change 'rank two like others' is not a change that is known (the nearest are: \
-rank N like others, links of rank N like others, clip together; --list-changes names all)
-    """
-    parts = split_changes(text)
-    if len(parts) > 1:
-        edits = [parse_change(part) for part in parts]
-        return partial(_make_all, edits=edits)
-    words = " ".join(text.split())
-    for pattern, edit in _EDITS.items():
-        if match := re.fullmatch(pattern, words):
-            if match.groupdict().get("factor") and not float(match["factor"]):
-                raise OptionError(
-                    f"--change {text!r}: the factor must be above 0", hint="write it as NAME x0.5"
-                )
-            return edit(match)
-    nearest = ", ".join(nearest_forms(words))
-    raise OptionError(
-        f"--change {text!r} is not a change that is known",
-        hint=f"the nearest are: {nearest}; --list-changes names all",
-    )
-
-
-def ranks_of_changes(changes: Collection[str]) -> tuple[int, ...]:
-    """Return the ranks that changes name, ascending.
-
-    >>> ranks_of_changes(["hide pp_comm, ranks 3, 1 like others", "rank 1 like others"])
-    (1, 3)
-    """
-    ranks: set[int] = set()
-    for text in changes:
-        for change in split_changes(text):
-            if match := re.fullmatch(_LIKE_OTHERS, " ".join(change.split())):
-                ranks.update(_numbers(match["ranks"]))
-    return tuple(sorted(ranks))
-
-
-def _numbers(text: str) -> list[int]:
-    """Return the numbers of a list such as ``1, 3``."""
-    return [int(number) for number in text.split(",")]
-
-
-def split_changes(text: str) -> list[str]:
-    """Return the single changes of a text that names several.
-
-    >>> split_changes("hide pp_comm, ranks 1, 3 like others")
-    ['hide pp_comm', 'ranks 1, 3 like others']
-    """
-    return re.split(r",(?!\s*\d)\s*", text)
-
-
-def _make_all(changed: ChangedGraph, edits: Sequence[Edit]) -> None:
-    """Make several changes."""
-    for edit in edits:
-        edit(changed)
-
-
-def _scale(changed: ChangedGraph, name: str, factor: float) -> None:
-    """Multiply the durations of what is called *name*; of communication, the transfer."""
-    events = _select(changed.graph, name)
-    _require_known_transfers(changed, events)
-    changed.factor[events] *= factor
-
-
-def _require_known_transfers(changed: ChangedGraph, events: Bools) -> None:
-    """Refuse where no peer tells how much of the communication among *events* is waiting.
-
-    Note where some do not.
-    """
-    graph = changed.graph
-    communication = events & graph.has_label(*COMMUNICATION_LABELS)
-    is_matched = np.diff(graph.first_match) > 0
-    if communication.any() and not (communication & is_matched).any():
-        raise RefusedError(
-            "no peer's trace tells how much of this communication is waiting: give all ranks"
-        )
-    if (communication & ~is_matched).any():
-        changed.rests_on.append("communication whose peers have no trace never waits")
-
-
-def _select(graph: EventGraph, name: str) -> Bools:
-    """Return the events of a label, a module, an operator or a kernel.
-
-    Of kernels, a part of the name is enough.
-    """
-    for column, is_part in (
-        ("label", False),
-        ("module", False),
-        ("op", False),
-        ("name", False),
-        ("name", True),
-    ):
-        distinct = graph.events[column].unique().drop_nulls()
-        texts = distinct.cast(pl.String)
-        matches = (
-            texts.str.contains(name, literal=True)
-            if is_part
-            else texts.str.to_lowercase() == name.lower()
-        )
-        if matches.any():
-            return (
-                graph.events[column]
-                .is_in(distinct.filter(matches).implode())
-                .fill_null(False)
-                .to_numpy()
-            )
-    raise _unknown_name_error(graph, name, "label", "module")
-
-
-def _unknown_name_error(graph: EventGraph, name: str, *columns: str) -> OptionError:
-    names = {}
-    for column in columns:
-        names[column] = graph.events[column].unique().drop_nulls().cast(pl.String).sort().to_list()
-    present = "; ".join(
-        f"{column}s {', '.join(values)}" for column, values in names.items() if values
-    )
-    return OptionError(f"nothing in this run is called {name!r}", hint=f"there are {present}")
-
-
-def _without_host_delay(changed: ChangedGraph) -> None:
-    """Let every event start without waiting for its launch."""
-    if changed.graph.events["launch_ns"].is_null().all():
-        raise RefusedError("the trace has no launches: record CPU activities as well")
-    changed.host_factor[:] = -1.0
-    changed.rests_on.append(
-        "everything is launched before it could start, whatever the host does between"
-    )
-
-
-def _without_activity(changed: ChangedGraph, code: str) -> None:
-    """Take an activity of the host out of the step: its time, and waits for the GPU in it."""
-    work = changed.graph.host_work
-    if work.is_empty():
-        raise RefusedError("the trace does not show what the host does: record CPU activities")
-    if not (work["code"] == code).any():
-        raise RefusedError("the host does nothing of that kind between launches of this run")
-    changed.removed.add(code)
-    copies = changed.graph.is_pageable_copy
-    if code == "host_compute":
-        carried = copies & _copies_of_host_compute(changed.graph)
-        work_ns = changed.graph.work_ns
-        if work_ns[carried].sum() > MIN_SHARE_OF_CARRIED_COPIES * work_ns[copies].sum():
-            changed.removed.add("pageable_copy")
-            changed.factor[carried] = 0.0
-            changed.rests_on.append("what the CPU computes is neither copied to it nor back")
-    if code == "pageable_copy":
-        changed.factor[copies] = 0.0
-        changed.rests_on.append(
-            "copies from pinned memory run before they are needed, beside compute"
-        )
-    else:
-        changed.rests_on.append(f"the host takes no time for it ({HOST_CHANGES[code]})")
-
-
-def _copies_of_host_compute(graph: EventGraph) -> Bools:
-    """Return the events launched right before or right behind operators on the CPU, of which copies carry the data."""
-    computing = graph.host_work.filter(pl.col("code") == "host_compute")
-    following = computing["event"].unique().to_numpy()
-    before = graph.before[BEFORE.index("launch_before")][following]
-    beside = np.zeros(len(graph.start), np.bool_)
-    beside[following] = True
-    beside[before[before >= 0]] = True
-    return beside
-
-
-def _edit_without_activity(_: re.Match[str], code: str) -> Edit:
-    """Return the edit that takes an activity of the host out of the step."""
-    return partial(_without_activity, code=code)
-
-
-def _without_launch_delay(changed: ChangedGraph) -> None:
-    """Let the host launch in no time; what else it does, and what it waits for, stays."""
-    if changed.graph.events["launch_ns"].is_null().all():
-        raise RefusedError("the trace has no launches: record CPU activities as well")
-    changed.removed.add("launch_bound")
-    changed.rests_on.append("launching takes the host no time; what else it does takes as long")
-
-
-def _faster_links(changed: ChangedGraph, factor: float) -> None:
-    """Divide the transfers of all communication by *factor*."""
-    events = changed.graph.has_label(*COMMUNICATION_LABELS)
-    if not events.any():
-        raise RefusedError("there is no communication in this run")
-    _require_known_transfers(changed, events)
-    changed.factor[events] /= factor
-    changed.rests_on.append("transfers are all bandwidth, no latency")
-
-
-def _hide(changed: ChangedGraph, label: str) -> None:
-    """Hide the transfers of *label*, once all other changes are made (``ChangedGraph.hide_labels``).
-
-    What no compute can hide is still waited for, and the step still takes at least as long as the
-    transfers do.
-    """
-    graph = changed.graph
-    if label not in LABELS or not graph.has_label(label).any():
-        raise _unknown_name_error(graph, label, "label")
-    _require_known_transfers(changed, graph.has_label(label))
-    if label in changed.hidden:
-        return
-    changed.hidden.append(label)
-    changed.rests_on.append(
-        f"{label} runs beside compute that hides nothing yet, whatever data it needs; late ranks are still waited for"
-    )
-
-
-def _like_others(changed: ChangedGraph, numbers: Sequence[int]) -> None:
-    """Give the work of each label, and the host, of some ranks the time that they take on the others, per step."""
-    graph = changed.graph
-    ranks = _indices_of_ranks(changed, numbers)
-    step = graph.step_index.astype(np.int64)
-    compute = graph.has_label(*COMPUTE_SET)
-    work_ns = (graph.end - graph.start) * changed.factor * compute
-    factor = changed.scale_ranks(ranks, step * len(LABELS) + graph.label, work_ns, like_others=True)
-    changed.factor[compute] *= factor[compute]
-    # A host that is late less often than others stays as it is.
-    late = graph.launched_late_ns > 0
-    late_ns = graph.launched_late_ns * np.abs(changed.host_factor)
-    host_factor = changed.scale_ranks(ranks, step, late_ns, like_others=True)
-    changed.host_factor[late] *= np.minimum(host_factor[late], 1.0)
-    changed.rests_on.append(
-        "in each step the rank's work and host take the median of the other ranks"
-    )
-
-
-def _links_like_others(changed: ChangedGraph, numbers: Sequence[int]) -> None:
-    """Give the transfers of each label of some ranks the time that they take on the others, per step."""
-    graph = changed.graph
-    ranks = _indices_of_ranks(changed, numbers)
-    communication = graph.has_label(*COMMUNICATION_LABELS)
-    _require_known_transfers(changed, communication)
-    key = graph.step_index.astype(np.int64) * len(LABELS) + graph.label
-    factor = changed.scale_ranks(ranks, key, changed.work_ns * communication, like_others=True)
-    # A link that is faster than those of others stays as it is.
-    changed.factor[communication] *= np.minimum(factor[communication], 1.0)
-    changed.rests_on.append("in each step the rank's transfers take the median of the other ranks")
-
-
-def _indices_of_ranks(changed: ChangedGraph, numbers: Sequence[int]) -> list[int]:
-    """Return where ranks stand in the graph; those whose events are not replayed are left out."""
-    graph = changed.graph
-    for rank in numbers:
-        if rank not in graph.ranks and rank not in graph.ranks_left_out:
-            raise OptionError(
-                f"there is no rank {rank} in this run", hint=f"there are {ranks_named(graph.ranks)}"
-            )
-    _require_other_ranks(graph)
-    ranks = [graph.ranks.index(rank) for rank in numbers if rank in graph.ranks]
-    if not ranks:
-        raise RefusedError("the rank is not among those whose events are replayed")
-    if len(ranks) < len(numbers):
-        changed.rests_on.append(
-            "of these ranks, those whose events are replayed tell what all of them save"
-        )
-    return ranks
-
-
-def _balance(changed: ChangedGraph) -> None:
-    """Give the work of each label between two dispatches (in each step, without experts) the mean over ranks."""
-    graph = changed.graph
-    _require_other_ranks(graph)
-    # Number of dispatches launched before each event on its rank: ranks of an expert group have the
-    # same number.
-    order = np.lexsort((np.minimum(graph.launch, graph.start), graph.rank_index))
-    count = np.cumsum(graph.has_label("ep_dispatch")[order])
-    first = np.searchsorted(graph.rank_index[order], np.arange(len(graph.ranks)))
-    section = np.empty(len(order), np.int64)
-    section[order] = count - np.concatenate([[0], count])[first][graph.rank_index[order]]
-    key = (section * len(graph.steps) + graph.step_index) * len(LABELS) + graph.label
-    compute = graph.has_label(*COMPUTE_SET)
-    work_ns = (graph.end - graph.start) * changed.factor * compute
-    factor = changed.scale_ranks(range(len(graph.ranks)), key, work_ns, like_others=False)
-    changed.factor[compute] *= factor[compute]
-    changed.rests_on.append(
-        "work of a label takes the mean over ranks; kernels scale with their tokens"
-    )
-
-
-def _require_other_ranks(graph: EventGraph) -> None:
-    """Refuse where it is not known whether ranks waited for each other."""
-    if len(graph.ranks) < 2:
-        raise RefusedError("there is no other rank's trace to compare with: give all ranks")
-    if not len(graph.matches):
-        raise RefusedError(
-            "no communication could be matched between ranks, so that it is unknown who waited for whom"
-        )
-
-
-def _remedy(changed: ChangedGraph, change: str) -> None:
-    """Give the events that a remedy changes their new durations, and take launches away that disappear."""
-    remedies = select_remedies(changed.graph, change)
-    if remedies.is_empty():
-        raise RefusedError(f"no GPU work of this run would change ({REMEDY_CHANGES[change]})")
-    factors = change_factors(changed.graph, remedies)
-    changed.factor *= factors.likely
-    changed.factor_range[0] *= factors.low / np.maximum(factors.likely, MIN_FACTOR)
-    changed.factor_range[1] *= factors.high / np.maximum(factors.likely, MIN_FACTOR)
-    is_waited_for = changed.host_factor >= 0
-    changed.host_factor[is_waited_for] *= factors.host[is_waited_for]
-    changed.gone[remedies.filter(pl.col("host_share") == 0)["event"].to_numpy()] = True
-    not_waited_for = remedies.filter(~pl.col("waits"))["event"].to_numpy()
-    changed.unwaited |= np.isin(changed.graph.before[BEFORE.index("released_by")], not_waited_for)
-    changed.rests_on.append(REMEDY_CHANGES[change])
-
-
-def _edit_remedy(match: re.Match[str]) -> Edit:
-    """Return the edit of a remedy, which is called by its whole text."""
-    return partial(_remedy, change=match.string)
-
-
-_LIKE_OTHERS = r"(?P<links>links of )?ranks? (?P<ranks>\d{1,9}(, ?\d{1,9})*) like others"
-# At most nine digits: a longer number is none of a run, and Python converts none of thousands.
-_NUMBER = r"(?P<factor>\d{1,9}(\.\d{1,9})?)"
-
-
-def _run_schedule(changed: ChangedGraph, *, name: str) -> None:
-    changed.schedules.append(name)
-
-
-_EDITS: Mapping[str, Callable[[re.Match[str]], Edit]] = {
-    NO_HOST_DELAY: lambda _: _without_host_delay,
-    NO_LAUNCH_DELAY: lambda _: _without_launch_delay,
-    **{text: partial(_edit_without_activity, code=code) for code, text in HOST_CHANGES.items()},
-    **dict.fromkeys(REMEDY_CHANGES, _edit_remedy),
-    "balance": lambda _: _balance,
-    r"micro-?batches (?P<count>\d{1,9})": lambda match: (
-        lambda changed: changed.microbatches.append(int(match["count"]))
-    ),
-    r"schedule (?P<name>\S+)": lambda match: partial(
-        _run_schedule, name=describe(match["name"]).name
-    ),
-    _LIKE_OTHERS: lambda match: partial(
-        _links_like_others if match["links"] else _like_others, numbers=_numbers(match["ranks"])
-    ),
-    r"hide (?P<label>\S+)": lambda match: partial(_hide, label=match["label"]),
-    rf"links [x×] ?{_NUMBER}": lambda match: partial(_faster_links, factor=float(match["factor"])),
-    rf"(?P<name>.+) [x×] ?{_NUMBER}": lambda match: partial(
-        _scale, name=match["name"], factor=float(match["factor"])
-    ),
-}
-"""Forms of a change, and what makes it; the first that fits counts."""
 
 Lane = list[tuple[str | None, float, float]]
 """Parts of a rank's step in order: the label that takes most of it (None: idle), start and width as
@@ -654,7 +262,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         processes shared the host's cores, it may be as short as without them.
         """
         graph = self.graph
-        unlimited = graph.replay(host_factor=np.full(len(graph.start), -1.0))
+        unlimited = graph.replay(waits_for_launch=np.zeros(len(graph.start), np.bool_))
         gpu_ns = self.replayed_ns(
             graph.step_bounds(unlimited.start, unlimited.end, unlimited.launch)
         )
@@ -673,9 +281,9 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         most_ns = round(high * modelled_ns)
         if self.events_lost:
             most_ns = max(most_ns, self.measured_ns)
-        if (graph.remedies["change"] == FREE_CPU).any():
+        if (graph.remedies["change"] == FREE_CPU.remedy).any():
             without_stalls = ChangedGraph(graph, self.positions)
-            _remedy(without_stalls, FREE_CPU)
+            FREE_CPU.apply(without_stalls)
             replay = without_stalls.replay(free=1.0)
             bounds = graph.step_bounds(replay.start, replay.end, replay.launch, free=1.0)
             least_ns = min(least_ns, round(low * self.replayed_ns(bounds)))
@@ -716,7 +324,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         saved_ns = modelled_ns - max(self.replayed_ns(bounds), changed.hidden_ns())
         return max(free.time_ns - saved_ns, 0)
 
-    def predict(self, changes: Sequence[str]) -> ChangedStep:
+    def predict(self, changes: Sequence[Change]) -> ChangedStep:
         """Predict the step with all *changes* at once.
 
         What they save is of the step without the profiler, where that is known.
@@ -726,20 +334,21 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             self._predicted[key] = self._predict(changes, saving_alone=False)
         return self._predicted[key]
 
-    def predict_saving(self, changes: Sequence[str]) -> ChangedStep:
+    def predict_saving(self, changes: Sequence[Change]) -> ChangedStep:
         """Predict what all *changes* save at once, without ranges and the new critical path."""
         whole = self._predicted.get(tuple(changes))
         return whole or self._predict(changes, saving_alone=True)
 
     @cached_property
-    def _predicted(self) -> dict[tuple[str, ...], ChangedStep]:
+    def _predicted(self) -> dict[tuple[Change, ...], ChangedStep]:
         """Whole predictions made so far, by their changes."""
         return {}
 
-    def _predict(self, changes: Sequence[str], *, saving_alone: bool) -> ChangedStep:
+    def _predict(self, changes: Sequence[Change], *, saving_alone: bool) -> ChangedStep:
         """Return a prediction; *saving_alone*: without ranges and the new critical path."""
         free_ns = None if self.free_step is None else self.free_step.time_ns
-        step = ChangedStep(", ".join(changes), tuple(changes), self.measured_ns, free_ns=free_ns)
+        texts = tuple(map(str, changes))
+        step = ChangedStep(", ".join(texts), texts, self.measured_ns, free_ns=free_ns)
         try:
             changed = self._changed(changes)
             if len(changed.microbatches) == 1 and self.memory is not None:
@@ -760,7 +369,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         bounds = self.graph.step_bounds(replay.start, replay.end, replay.launch)
         replayed_ns = max(self.replayed_ns(bounds), changed.hidden_ns())
         predicted_ns = round(replayed_ns + added[1])
-        single_changes = [single for text in changes for single in split_changes(text)]
+        single_changes = [part for change in changes for part in change.parts]
         if len(single_changes) > 1 and not changed.microbatches and not changed.schedules:
             worse_than = self._better_alone(single_changes, predicted_ns)
             if worse_than is not None:
@@ -842,11 +451,11 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             )
         return min(likely_ns, bounds_ns[0]), max(likely_ns, bounds_ns[1])
 
-    def _changed(self, changes: Sequence[str]) -> ChangedGraph:
+    def _changed(self, changes: Sequence[Change]) -> ChangedGraph:
         """Return the graph with *changes*."""
         changed = ChangedGraph(self.graph, self.positions)
         for change in changes:
-            parse_change(change)(changed)
+            change.apply(changed)
         if len(changed.microbatches) > 1:
             raise RefusedError("a run has one number of micro-batches")
         if len(changed.schedules) > 1 or (changed.schedules and changed.microbatches):
@@ -857,7 +466,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             changed.hide_labels()
         return changed
 
-    def _better_alone(self, changes: Sequence[str], together_ns: int) -> str | None:
+    def _better_alone(self, changes: Sequence[Change], together_ns: int) -> Change | None:
         """Return one of *changes* with which alone the step is shorter than with all of them; None if there is none."""
         for change in changes:
             alone_ns = self.predict([change]).predicted_ns
@@ -899,33 +508,33 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         )
         return math.hypot(*margins_ns) + self.clock_error_ns
 
-    def best_changes(self, *, without: Collection[str] = ()) -> list[ChangedStep]:
+    def best_changes(self, *, without: Collection[Change] = ()) -> list[ChangedStep]:
         """Return the changes that would save most, other than *without* and faster kernels."""
-        rows = [self.predict([text]) for text in self._candidates() if text not in without]
+        rows = [self.predict([change]) for change in self._candidates() if change not in without]
         worthwhile = []
         for row in rows:
             if (row.saves_ns or 0) > MIN_SAVED_SHARE_TO_PROPOSE * (row.free_ns or row.measured_ns):
                 worthwhile.append(row)
         return sorted(worthwhile, key=lambda row: -(row.saves_ns or 0))[:MAX_LISTED_CHANGES]
 
-    def _candidates(self) -> Iterator[str]:
+    def _candidates(self) -> Iterator[Change]:
         """Yield the changes that are tried if none was asked for."""
         graph = self.graph
         communication = [label for label in COMMUNICATION_LABELS if graph.has_label(label).any()]
-        yield from (f"hide {label}" for label in communication)
+        yield from map(Hidden, communication)
         if communication:
-            yield "links x2"
-        yield NO_HOST_DELAY
+            yield FasterLinks(2.0)
+        yield NoHostDelay()
         if len(graph.ranks) > 1:
-            yield "balance"
+            yield Balanced()
             # The ranks with the most compute, and with the latest host.
             work_ns = (graph.end - graph.start) * graph.has_label(*COMPUTE_SET)
             rank_indices = set()
             for weights in (work_ns, graph.launched_late_ns):
                 rank_indices.add(int(np.bincount(graph.rank_index, weights).argmax()))
-            yield from (f"rank {graph.ranks[index]} like others" for index in sorted(rank_indices))
+            yield from (LikeOthers((graph.ranks[index],)) for index in sorted(rank_indices))
 
-    def lanes(self, changes: Sequence[str], *, max_ranks: int) -> dict[int, Lane]:
+    def lanes(self, changes: Sequence[Change], *, max_ranks: int) -> dict[int, Lane]:
         """Return the lanes of ranks with *changes*, in the step nearest to the step time, as long as it is measured."""
         graph = self.graph
         changed = self._changed(changes)

@@ -577,6 +577,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         factor: Floats | None = None,
         host_factor: Floats | None = None,
         *,
+        waits_for_launch: Bools | None = None,
         free: float = 0.0,
         gone: Bools | None = None,
         unwaited: Bools | None = None,
@@ -586,8 +587,8 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         Args:
             factor: New over measured duration of each event, of matched communication of its
                 transfer; 1 if None.
-            host_factor: New over measured time of the host before each launch, negative: no wait
-                for it; 1 if None.
+            host_factor: New over measured time of the host before each launch; 1 if None.
+            waits_for_launch: Events whose start waits for their launch; all if None.
             free: Part of the recording's cost that the host is spared: 0 runs on the host as
                 recorded, 1 on the host without the profiler.
             gone: Events that disappear: nothing lies between them and what is before them.
@@ -605,13 +606,15 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             before = before.copy()
             before[BEFORE.index("released_by"), unwaited[by_time]] = -1
         matches = int(self.matches.max(initial=-1)) + 1
-        factors = np.ones((2, count))
+        factors = np.ones((3, count))
         if factor is not None:
             factors[0] = factor[by_time]
             # The time between joined events stays.
             factors[0] += (1 - factors[0]) * inputs.gap_share
         if host_factor is not None:
             factors[1] = host_factor[by_time]
+        if waits_for_launch is not None:
+            factors[2] = waits_for_launch[by_time]
         if free:
             factors[1] *= self.free_host_factor(free)[by_time]
         replayed = np.zeros((5, count), np.int64)

@@ -131,7 +131,7 @@ class FreeStep(msgspec.Struct, frozen=True):
     """Time within which the step lies, if it is modelled; of one that was timed, twice the time."""
     source: Literal["timed", "modelled"]
     """Whether the recorder timed it, or each recorded event gave back its cost
-    (``whatif.recording_cost``)."""
+    (``graph.recording_cost``)."""
     budget: Budget | None = None
     """Parts of an ordinary step, which sum to the time; None if the events were not replayed."""
 

@@ -21,7 +21,7 @@ from tracekit.classify import RuleBook
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.findings.collect import find
 from tracekit.findings.host import asks_for_stacks
-from tracekit.graph.changes import parse_change
+from tracekit.graph.change import parse_change
 from tracekit.late.find_recordings import recordings_beside
 from tracekit.metrics.peaks import check_gpu
 from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks, unknown_rank_error
@@ -110,9 +110,9 @@ def analyze(
 
     """
     ranks = chosen_ranks(ranks)
-    changes = checked_words(changes, "changes")
+    parsed_changes = tuple(map(parse_change, checked_words(changes, "changes")))
     schedule = checked_text(schedule, "schedule")
-    _check_options(by=by, layout=layout, gpu=gpu, changes=changes, on_damage=on_damage)
+    _check_options(by=by, layout=layout, gpu=gpu, on_damage=on_damage)
     _check_inputs(traces, store=store, resume=resume, capture=capture)
     run_input = _RunInput(
         traces=traces,
@@ -176,7 +176,7 @@ def analyze(
                 schedule=schedule,
                 layout=layout,
                 what_if=what_if,
-                changes=changes,
+                changes=parsed_changes,
                 critical_path=critical_path,
                 pipeline=pipeline,
             ),
@@ -199,7 +199,6 @@ def _check_options(
     by: str | None,
     layout: str | None,
     gpu: str | None,
-    changes: Sequence[str],
     on_damage: driver.OnDamage,
 ) -> None:
     """Raise OptionError if an option is wrong, before any work is done."""
@@ -211,8 +210,6 @@ def _check_options(
     driver.check_on_damage(on_damage)
     if gpu is not None:
         check_gpu(gpu)
-    for change in changes:
-        parse_change(change)
 
 
 def _check_inputs(

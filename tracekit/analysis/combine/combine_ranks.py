@@ -51,7 +51,8 @@ from tracekit.documents.analysis import (
 )
 from tracekit.documents.coding import table_schema
 from tracekit.errors import InputError, Notice
-from tracekit.graph.changes import NO_HOST_DELAY, WhatIfGraph, ranks_of_changes
+from tracekit.graph.change import Change, NoHostDelay, ranks_of_changes
+from tracekit.graph.changes import WhatIfGraph
 from tracekit.graph.critical_path import CriticalPath, join_cells
 from tracekit.graph.pipeline import (
     fit_to_comparison,
@@ -91,7 +92,7 @@ def combine(
     schedule: str = "none",
     layout: str | None = None,
     what_if: bool = False,
-    changes: Sequence[str] = (),
+    changes: Sequence[Change] = (),
     best_changes: bool = True,
     critical_path: bool = False,
     pipeline: int | None = None,
@@ -109,7 +110,7 @@ def combine(
             the traces.
         what_if: Predict the run under other schedules, and keep its events for questions about
             changes.
-        changes: Changes to predict the run with (``whatif.changes``).
+        changes: Changes to predict the run with (``graph.change``).
         best_changes: If no *changes* are given, or with *what_if*, predict the run with those that
             would save most.
         critical_path: Add the critical path.
@@ -439,17 +440,18 @@ def _is_work_recorded(results: Sequence[RankFigures]) -> bool:
 
 
 def _changed_steps(
-    graph: WhatIfGraph | None, changes: Sequence[str], *, best: bool, work_recorded: bool
+    graph: WhatIfGraph | None, changes: Sequence[Change], *, best: bool, work_recorded: bool
 ) -> tuple[ChangedStep, ...]:
     """Return the step with each change, with all of them if there are several, and with the *best* other changes."""
     if graph is None:
         why_not = "there are no GPU events"
-        return tuple(ChangedStep(text, (text,), 0, why_not=why_not) for text in changes)
-    rows = [graph.predict([text]) for text in changes]
+        texts = map(str, changes)
+        return tuple(ChangedStep(text, (text,), 0, why_not=why_not) for text in texts)
+    rows = [graph.predict([change]) for change in changes]
     if len(changes) > 1 and all(row.why_not is None for row in rows):
         rows.append(graph.predict(changes))
     if best:
-        not_proposed = () if work_recorded else (NO_HOST_DELAY,)
+        not_proposed = () if work_recorded else (NoHostDelay(),)
         rows += graph.best_changes(without=(*changes, *not_proposed))
     return tuple(rows)
 

@@ -1,7 +1,7 @@
 """Remedies: what a change of types, kernels or calls would make of each GPU event of a rank.
 
 Found per rank, where operators, shapes, types and kernels are at hand, and kept with the rank's
-events, so that a change can be replayed with all others (``whatif.changes``).
+events, so that a change can be replayed with all others (``graph.change``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """The explanation of an event's label, and the largest kernels of a label."""
 
-import re
 from pathlib import Path
 
 import polars as pl
@@ -13,6 +12,7 @@ from tracekit.documents.findings import EvidenceValue
 from tracekit.errors import OptionError
 from tracekit.findings.families import kind_of
 from tracekit.findings.kind import is_bound
+from tracekit.graph.change import parse_change
 from tracekit.metrics.step_time import StepSummary
 from tracekit.report.findings import is_at_most, per_words, remarks_on
 from tracekit.report.view import view_of
@@ -103,8 +103,7 @@ def _change_options(change: str) -> str:
     >>> _change_options("ranks 1, 3 like others")
     "--change 'ranks 1, 3 like others'"
     """
-    changes = re.split(r", (?=\D)", change)  # behind a comma between ranks comes a digit
-    return " ".join(f"--change '{text}'" for text in changes)
+    return " ".join(f"--change '{part}'" for part in parse_change(change).parts)
 
 
 def _evidence_value(name: str, value: EvidenceValue) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from tracekit._util.text import ms, percent, signed
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import ChangedStep
+from tracekit.graph.change import parse_change
 from tracekit.graph.changes import Lane
 from tracekit.report.table import Column, Table, make_table
 from tracekit.report.text import bare_ms, gb_range
@@ -59,7 +60,8 @@ def changed_lanes(analysis: Analysis) -> Iterator[tuple[str, dict[int, Lane], di
     for row in analysis.changed_steps:
         if analysis.graph is not None and row.saves_ns is not None:
             measured = analysis.graph.lanes((), max_ranks=MAX_CHANGED_RANKS_DRAWN)
-            predicted = analysis.graph.lanes(row.changes, max_ranks=MAX_CHANGED_RANKS_DRAWN)
+            changes = [parse_change(text) for text in row.changes]
+            predicted = analysis.graph.lanes(changes, max_ranks=MAX_CHANGED_RANKS_DRAWN)
             yield row.change, measured, predicted
 
 
