@@ -339,6 +339,83 @@ def notices_explained(modules: list[Module]) -> Iterator[str]:
         yield f"docsite/notices.toml: there is no notice {code}"
 
 
+# Errors ------------------------------------------------------------------------------------------
+
+BUILT_IN_ERRORS = {
+    "BaseException",
+    "Exception",
+    "KeyError",
+    "LookupError",
+    "OSError",
+    "RuntimeError",
+    "TypeError",
+    "ValueError",
+}
+
+
+def errors_of_the_package(modules: list[Module]) -> Iterator[str]:
+    """Classes of errors that are no ``TracekitError``."""
+    for module in modules:
+        for node in module.nodes(ast.ClassDef):
+            bases = {ast.unparse(base) for base in node.bases}
+            if bases and bases <= BUILT_IN_ERRORS and node.name != "TracekitError":
+                yield f"{module.path}:{node.lineno}: {node.name} is no TracekitError"
+
+
+# Findings ----------------------------------------------------------------------------------------
+
+READERS_OF_FINDINGS = ("report/", "results/", "cli/", "diffs/", "run/", "record/")
+"""Packages that show findings, and ask their classes what is true of them (``findings.families.kind_of``)."""
+MIN_FINDING_CODES = 30
+"""Codes of findings that the package has at least: fewer were found in another way."""
+
+
+def policy_by_codes(modules: list[Module]) -> Iterator[str]:
+    """Collections of codes of findings, and comparisons with a code or a case, where findings are shown."""
+    codes = set(finding_codes(modules))
+    if len(codes) < MIN_FINDING_CODES:
+        yield "ci/lint_source.py: finds hardly any finding in the package: are they made differently now?"
+    for module in modules:
+        if not module.path.startswith(READERS_OF_FINDINGS):
+            continue
+        for node in module.nodes(ast.Set, ast.Tuple, ast.List, ast.Dict, ast.Compare):
+            match node:
+                case ast.Set(elts=parts) | ast.Tuple(elts=parts) | ast.List(elts=parts):
+                    names_codes = are_codes(parts, codes)
+                case ast.Dict(keys=parts):
+                    names_codes = are_codes(parts, codes)
+                case ast.Compare(
+                    left=ast.Attribute(value=ast.Name("finding"), attr="code" | "case")
+                ):
+                    names_codes = True
+                case _:
+                    names_codes = False
+            if names_codes:
+                yield (
+                    f"{module.path}:{node.lineno}: what is true of a kind of findings is an attribute of its class"
+                )
+
+
+def finding_codes(modules: list[Module]) -> Iterator[str]:
+    """Yield the codes that classes of findings, and entries of their catalogue, have."""
+    for module in modules:
+        if not re.match(r"findings/|(memory|roles)/findings|metrics/alternatives/", module.path):
+            continue
+        for definition in module.nodes(ast.ClassDef):
+            for node in definition.body:
+                match node:
+                    case ast.Assign(targets=[ast.Name("code")], value=ast.Constant(str(code))):
+                        yield code
+
+
+def are_codes(parts: list[ast.expr | None], codes: set[str]) -> bool:
+    """Return whether several parts of a collection are all codes of findings, or pairs that begin with one."""
+    firsts = [part.elts[0] if isinstance(part, ast.Tuple) and part.elts else part for part in parts]
+    return len(parts) > 1 and all(
+        isinstance(part, ast.Constant) and part.value in codes for part in firsts
+    )
+
+
 # Constants of predictions ------------------------------------------------------------------------
 
 SOURCE_AND_DATE = re.compile(
@@ -418,6 +495,8 @@ CHECKS = (
     references_in_docstrings,
     private_names,
     read_sentences,
+    errors_of_the_package,
+    policy_by_codes,
     notices_explained,
     constants_of_predictions,
     places_to_add,

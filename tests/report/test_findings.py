@@ -16,7 +16,7 @@ from tracekit._util.text import short_ms
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
 from tracekit.findings.phrases import MAX_FINDING_STEPS_NAMED
-from tracekit.metrics.host.time_by_activity import HOST_CODES
+from tracekit.metrics.host.time_by_activity import TIMED_ACTIVITIES
 from tracekit.report.blocks import FindingItem
 from tracekit.report.findings import (
     finding_in_a_log,
@@ -64,7 +64,7 @@ def test_every_kind_has_a_text_and_an_advice_in_one_sentence(kind, is_inference)
         assert "{" not in sentence
 
 
-@pytest.mark.parametrize("case", [*HOST_CODES, "checkpoint", "evaluation", "unknown"])
+@pytest.mark.parametrize("case", [*TIMED_ACTIVITIES, "checkpoint", "evaluation", "unknown"])
 def test_every_cause_of_a_slow_step_has_a_sentence(case):
     figures = ("step", "time_ns", "usual_ns", "extra_ns", "forward_events")
     finding = written("slow_step", case, evidence=dict.fromkeys(figures, 7_000_000))

@@ -22,11 +22,11 @@ from tracekit.findings.synchronisations import runs_operator, who_waits
 from tracekit.graph.change import NoLaunchDelay, Remedied, WithoutActivity
 from tracekit.graph.constants import HOST_VARIATION
 from tracekit.graph.remedies import KNOWN_SHAPES, select_remedies
-from tracekit.metrics.host.time_by_activity import HOST_CODES
+from tracekit.metrics.host.time_by_activity import TIMED_ACTIVITIES
 from tracekit.metrics.remedies.work import PATTERNS
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
-OFFENCES = tuple(code for code in HOST_CODES if code != "launch_bound")
+OFFENCES = tuple(code for code in TIMED_ACTIVITIES if code != "launch_bound")
 """Activities of the host that can be removed or moved elsewhere; the rest is launching."""
 MIN_EXCESS_TO_BE_SLOW = 0.5
 """Share of the idle time while launching by which the host alone is slower than the GPU, from which
@@ -933,7 +933,7 @@ def _kind_of_activity(
 KINDS_OF_ACTIVITY: dict[str, type[RemovableActivity]] = {
     kind.code: kind for kind in (Compilation, UnusedParameters, PageableCopy, HostCompute)
 }
-"""Class of an activity that has one alone, by its code (``time_by_activity.HOST_CODES``)."""
+"""Class of an activity that has one alone, by its code (``time_by_activity.TIMED_ACTIVITIES``)."""
 KINDS_OF_SYNC: dict[str, type[HostSync]] = {
     "mask": SyncForSize,
     "scaler": SyncOfScaler,

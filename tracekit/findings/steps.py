@@ -309,7 +309,7 @@ KINDS_OF_SLOW_STEP: dict[str, type[StepWithActivity]] = {
         StepThatLaunches,
     )
 }
-"""Class of a slow step by the activity of the host that makes it so (``time_by_activity.HOST_CODES``)."""
+"""Class of a slow step by the activity of the host that makes it so (``time_by_activity.TIMED_ACTIVITIES``)."""
 
 
 class DelayedDecode(FindingKind, frozen=True, kw_only=True):

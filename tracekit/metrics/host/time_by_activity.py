@@ -1,7 +1,7 @@
 """Time of the host by what it does, and how long the GPU has nothing to do meanwhile.
 
 Each nanosecond of the threads that launch GPU work belongs to one activity: the first of
-``HOST_CODES`` that matches. Compilation, data loading, copies of pageable memory, allocations,
+``TIMED_ACTIVITIES`` that matches. Compilation, data loading, copies of pageable memory, allocations,
 synchronisations and operators that run on the CPU are recognised by what was recorded; where
 nothing was, the host is in Python. The rest is launching.
 """
@@ -23,7 +23,7 @@ from tracekit.intervals import EMPTY, Intervals, overlaps_any, union, union_of
 from tracekit.metrics.host.events import BLOCKING_PATTERN, LAUNCH_PATTERN, HostEvents, NamedRows
 from tracekit.schema import EVENTS
 
-HOST_CODES = (
+TIMED_ACTIVITIES = (
     "compile",
     "data_loading",
     "unused_parameters",
@@ -158,7 +158,7 @@ def _without_step_marks(host: HostEvents) -> HostEvents:
 def _stretches_and_ranges(
     host: HostEvents, gpu_events: pl.DataFrame, window: Intervals
 ) -> tuple[dict[str, Intervals], dict[str, pl.DataFrame]]:
-    """Return the time of each activity that occurs, by ``HOST_CODES``, and the ranges that it is recognised by."""
+    """Return the time of each activity that occurs, by ``TIMED_ACTIVITIES``, and the ranges that it is known by."""
     tables = (host.calls, host.operators, host.ranges)
     in_calls, in_operators, in_ranges = (union_of(table.rows) for table in tables)
     without_calls = _long_stretches(window - in_calls, MIN_WITHOUT_CALL_NS)
@@ -167,7 +167,7 @@ def _stretches_and_ranges(
     in_python = _long_stretches(outside_ranges, MIN_PYTHON_NS) | (outside_ranges & without_calls)
     stretches = {}
     taken = EMPTY
-    for code in HOST_CODES:
+    for code in TIMED_ACTIVITIES:
         if code == "python":
             covered = in_python - taken
         elif code == "launch_bound":
