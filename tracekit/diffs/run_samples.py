@@ -46,6 +46,7 @@ DAMAGE_NOTICES = frozenset(
         "store-incomplete",
         "truncated",
         "unnamed",
+        "zero-durations",
     }
 )
 """Notices of runs of which a part is lost: no verdict rests on them unless ``allow`` has

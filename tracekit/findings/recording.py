@@ -11,6 +11,7 @@ import polars as pl
 
 from tracekit._util.text import join_with_and, ranks_named, short_ms
 from tracekit._util.values import first_that_holds
+from tracekit.analysis.measure.recording_checks import COARSE_RESOLUTION_NS
 from tracekit.errors import Notice
 from tracekit.findings.context import Context
 from tracekit.findings.kind import FindingKind
@@ -28,10 +29,6 @@ def is_about_unnamed_peers(notice: Notice) -> bool:
         "unnamed",
         "peers_unnamed",
     )
-
-
-COARSE_RESOLUTION_NS = 1_000
-"""Resolution of the times of PyTorch before 2.1."""
 
 
 def _rounded_idle_ns(context: Context) -> int:

@@ -14,7 +14,7 @@ import polars as pl
 from tracekit._util.arrays import Bools
 from tracekit._util.columns import present
 from tracekit.classify.names import HOST_CALLS
-from tracekit.errors import Notice
+from tracekit.errors import Notice, NoticeValues
 from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.metrics.host.events import LAUNCH_PATTERN, NamedRows
 from tracekit.schema import GPU_KINDS
@@ -39,6 +39,9 @@ recorded."""
 MIN_WAIT_FOR_EARLIER_WORK_NS = 1_000_000
 """Idle time between the launch of a stream's first recorded work and its start, above which it waits
 for work from before the recording; a launch takes microseconds to start."""
+
+MAX_STEPS_NAMED = 8
+"""Steps that a notice names."""
 
 _GPU_COLUMNS = ("correlation", "start_ns", "end_ns", "device", "stream", "launch_ns")
 
@@ -113,6 +116,41 @@ def check_completeness(calls: NamedRows, labelled: pl.DataFrame) -> Completeness
     if not len(waits):
         return completeness
     return msgspec.structs.replace(completeness, unrecorded=completeness.unrecorded | waits)
+
+
+def add_lost_operators(
+    completeness: Completeness, lost: pl.DataFrame, calls: NamedRows, labelled: pl.DataFrame
+) -> Completeness:
+    """Return the completeness of a recording that lacks GPU work together with its launches, too.
+
+    Args:
+        completeness: What launches tell.
+        lost: Operators whose launches are missing (``lost_operators.find_lost_operators``).
+        calls: The host's calls.
+        labelled: GPU events with ``launch_ns``.
+
+    """
+    if lost.is_empty():
+        return completeness
+    is_launch = calls.named(LAUNCH_PATTERN) & present(calls.rows["correlation"])
+    launches = calls.select(is_launch).rows.select("correlation", "start_ns")
+    numbered = lost.select(correlation=-1 - pl.int_range(pl.len()), start_ns="start_ns")
+    in_order = pl.concat([launches, numbered], how="vertical_relaxed").sort("start_ns")
+    possible = _find_possible_times(numbered, in_order, labelled.select(_GPU_COLUMNS))
+    idle_known = len(lost) <= MAX_LOST_SHARE * len(in_order)
+    steps = lost["step"].unique().sort()
+    values: NoticeValues = {
+        "case": "some_operators" if idle_known else "many_operators",
+        "count": len(lost),
+        "step_count": len(steps),
+        "steps": tuple(steps[:MAX_STEPS_NAMED].to_list()),
+    }
+    return Completeness(
+        idle_known=completeness.idle_known and idle_known,
+        unrecorded=completeness.unrecorded | possible,
+        cut_steps=completeness.cut_steps,
+        notices=(*completeness.notices, Notice("gpu-events-lost", values=values)),
+    )
 
 
 def _waits_for_earlier_work(calls: NamedRows, labelled: pl.DataFrame) -> Intervals:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.arrays import Bools, Ints, find_ids, take_or_missing
+from tracekit.errors import Notice
 from tracekit.schema import GPU_KINDS, KINDS, conform
 
 _PROFILER_STEP = r"^ProfilerStep#(\d+)$"
@@ -78,7 +79,7 @@ def assign_steps(events: pl.DataFrame, marks: pl.DataFrame | None = None) -> pl.
     if marks is None:
         marks = find_inference_steps(events).select("step", "start_ns", "end_ns")
     if marks.is_empty():
-        marks = _profiler_steps(events)
+        marks = find_profiler_steps(events).select("step", "start_ns", "end_ns")
     marks = marks.drop_nulls().sort("start_ns", "end_ns", "step", descending=[False, True, False])
     if marks.is_empty():
         return events.with_columns(step=pl.lit(None, pl.Int64))
@@ -146,17 +147,46 @@ def filter_by_name(frame: pl.DataFrame, pattern: str) -> pl.DataFrame:
     )
 
 
-def _profiler_steps(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the ``ProfilerStep#N`` annotations as marks.
+def find_profiler_steps(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the ``ProfilerStep#N`` annotations as marks, each with the ``number`` in its name.
 
     Files of 2021 list the steps among the operators. Copies of the marks on the GPU's tracks are
-    not counted.
+    not counted. Where a number comes back after its step has ended (a second profiler, another loop), all steps
+    are numbered in order of time, from the lowest number.
+
+    >>> names = ["ProfilerStep#3", "ProfilerStep#4", "ProfilerStep#3"]
+    >>> rows = {"kind": "annotation", "name": names, "start_ns": [0, 10, 20], "end_ns": [10, 20, 30]}
+    >>> find_profiler_steps(pl.DataFrame(rows))["step"].to_list()
+    [3, 4, 5]
     """
     named = events.select("kind", "name", "start_ns", "end_ns").filter(
         pl.col("kind").is_in(["annotation", "cpu_op"])
     )
-    step = pl.col("name").cast(pl.String).str.extract(_PROFILER_STEP).cast(pl.Int64, strict=False)
-    return filter_by_name(named, _PROFILER_STEP).select("start_ns", "end_ns", step=step)
+    number = pl.col("name").cast(pl.String).str.extract(_PROFILER_STEP).cast(pl.Int64, strict=False)
+    marks = (
+        filter_by_name(named, _PROFILER_STEP)
+        .select("start_ns", "end_ns", number=number)
+        .drop_nulls()
+        .sort("start_ns", "end_ns")
+    )
+    ended_ns = pl.col("end_ns").cum_max().shift(1).over("number")
+    comes_back = (pl.col("start_ns") >= ended_ns).fill_null(value=False)
+    marks = marks.with_columns(times_before=comes_back.cum_sum().over("number"))
+    step = pl.col("number")
+    if (marks["times_before"] > 0).any():
+        step_start_ns = pl.col("start_ns").min().over("number", "times_before")
+        step = pl.col("number").min() + step_start_ns.rank("dense").cast(pl.Int64) - 1
+    return marks.select("start_ns", "end_ns", "number", step=step)
+
+
+def renumbering_notices(events: pl.DataFrame) -> tuple[Notice, ...]:
+    """Return a notice if steps have other numbers than their marks, because these come more than once."""
+    marks = find_profiler_steps(events)
+    if (marks["step"] == marks["number"]).all():
+        return ()
+    steps_of_number = marks.group_by("number").agg(steps=pl.col("step").n_unique())
+    repeated = steps_of_number.filter(pl.col("steps") > 1)["number"]
+    return (Notice("steps-renumbered", values={"step": int(repeated.sort()[0])}),)
 
 
 def find_inference_steps(events: pl.DataFrame) -> pl.DataFrame:

@@ -818,6 +818,55 @@ def gpu_events_lost_many_launches(count: int, launches: int) -> str:
     )
 
 
+@sentence("gpu-events-lost", "some_operators")
+def gpu_events_lost_some_operators(count: int, step_count: int, steps: Sequence[int]) -> str:
+    return (
+        f"{operators_without_launch(count, step_count, steps)}: idle time in which it may have run "
+        "counts as not recorded, compute is at least what is shown"
+    )
+
+
+@sentence("gpu-events-lost", "many_operators")
+def gpu_events_lost_many_operators(count: int, step_count: int, steps: Sequence[int]) -> str:
+    return (
+        f"{operators_without_launch(count, step_count, steps)}: idle time and the bubble are null; "
+        "record fewer steps, or record again"
+    )
+
+
+def operators_without_launch(count: int, step_count: int, steps: Sequence[int]) -> str:
+    return (
+        f"{counted(count, 'operator')} of {verb(step_count, 'step', 'steps')} "
+        f"{first_of(steps, count=step_count)} launched nothing, though in steps of like work they do: their "
+        "GPU work is missing with its launches"
+    )
+
+
+@sentence("clock-jump")
+def clock_jump(count: int, jump_ns: int) -> str:
+    times = "" if count == 1 else f" {count} times, once"
+    return (
+        f"the clock of the recording jumped{times} by {short_ms(jump_ns)}, in which nothing began on the host or "
+        "on the GPU: later times were moved back"
+    )
+
+
+@sentence("steps-renumbered")
+def steps_renumbered(step: int) -> str:
+    return (
+        f"several steps have the number {step} (a second profiler, or another loop): all steps are numbered in "
+        "order of time"
+    )
+
+
+@sentence("zero-durations")
+def zero_durations(count: int, total: int) -> str:
+    return (
+        f"{count:,} of {counted(total, 'kernel')} last 0 ns: their durations were not recorded; compute "
+        "is at least what is shown"
+    )
+
+
 @sentence("graph-captured")
 def graph_captured(launches: int) -> str:
     return (

@@ -20,6 +20,8 @@ MAX_DAMAGED_SHARE = 0.01
 it is refused."""
 _EVENT_IDENTITY = ("device", "stream", "start_ns", "end_ns", "name", "correlation")
 """Columns in which two GPU events are equal only if one of them is a copy."""
+COARSE_RESOLUTION_NS = 1_000
+"""Resolution of the times of PyTorch before 2.1."""
 _OTHER_ACCELERATORS = r"(?i)\b(npu|ascend|aclnn|aclrt|aclop|hccl|xpu|hpu|mps|tpu)"
 """Names in the runtimes and operators of accelerators that are not supported."""
 
@@ -158,6 +160,7 @@ def content_notices(
         notices.append(
             Notice("partial-step", values={"step": row["step"], "events": row["events"]})
         )
+    notices += _zero_duration_notices(gpu_events)
     graphs = int((gpu_events["kind"] == "graph").sum())
     if graphs:
         notices.append(Notice("graphs-whole", values={"graphs": graphs}))
@@ -169,6 +172,16 @@ def content_notices(
         values: NoticeValues = {"case": case, "count": missing, "total": len(gpu_events)}
         notices.append(Notice("no-launches", values=values))
     return notices
+
+
+def _zero_duration_notices(gpu_events: pl.DataFrame) -> list[Notice]:
+    """Return a notice of kernels that last 0 ns, unless that may be rounding: times in whole microseconds."""
+    times = gpu_events.filter(pl.col("kind") == "kernel").select("start_ns", "end_ns")
+    zeros = int((times["end_ns"] == times["start_ns"]).sum())
+    is_coarse = pl.all_horizontal((pl.all() % COARSE_RESOLUTION_NS == 0).all())
+    if not zeros or times.select(is_coarse).item():
+        return []
+    return [Notice("zero-durations", values={"count": zeros, "total": len(times)})]
 
 
 def no_gpu_reason(rank: RankEvents) -> str:

@@ -44,7 +44,7 @@ from tracekit.metrics.budget import (
     phases,
 )
 from tracekit.metrics.causes import Rank, exposure_causes
-from tracekit.metrics.completeness import Completeness, check_completeness
+from tracekit.metrics.completeness import Completeness, add_lost_operators, check_completeness
 from tracekit.metrics.expert_balance import measure_expert_work
 from tracekit.metrics.host.events import HostEvents, find_frames, split_host_events
 from tracekit.metrics.host.idle_activity import find_host_activity, keep_longest
@@ -59,6 +59,7 @@ from tracekit.metrics.kernel_limits import find_memory_bound
 from tracekit.metrics.label_intervals import Lanes, timeline, weak_ns
 from tracekit.metrics.lateness import LatenessTables, measure_lateness
 from tracekit.metrics.loops import find_loops
+from tracekit.metrics.lost_operators import find_lost_operators
 from tracekit.metrics.operations import count_issued_messages, operations
 from tracekit.metrics.overlap import hidden, label_times, measure_overlap_costs
 from tracekit.metrics.peaks import host_link_gb_s
@@ -307,7 +308,10 @@ def measure_rank(
     host = labelled_rank.host
     labelled = labelled_rank.gpu_events
     repeated = repetition_notices(labelled, rank.source)
-    recording = check_completeness(host.calls, _comparable_launches(labelled, rank.source))
+    comparable = _comparable_launches(labelled, rank.source)
+    recording = check_completeness(host.calls, comparable)
+    without_launch = find_lost_operators(host.calls, labelled, rank.events)
+    recording = add_lost_operators(recording, without_launch, host.calls, comparable)
     labelled = add_slow_launch_ends(labelled, host.calls.rows)
     labelled, lost, unmarked = _number_steps_with_lost(labelled, labelled_rank.lost)
     in_launch_order, step_table, step_notices = assign_parts(

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from tracekit._loops import warn_if_uncompiled
 from tracekit._util.text import counted, listing
 from tracekit.errors import InputError, Notice
+from tracekit.parsers.clock_jumps import undo_clock_jumps
 from tracekit.parsers.kineto.blocks import (
     OtherLayoutError,
     Scanned,
@@ -24,7 +25,7 @@ from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.kineto.table import EventTable, TableBuilder, build_memory
 from tracekit.parsers.long_names import long_name_notice
 from tracekit.parsers.source_refs import rank_in_name
-from tracekit.parsers.steps import assign_steps
+from tracekit.parsers.steps import assign_steps, renumbering_notices
 from tracekit.schema import DAMAGED, EVENTS, GPU_KINDS, ON_OTHER_GPUS, UNTIMED, RankEvents, Source
 
 # September 2001: no PyTorch trace is older, so a smaller time counts from some other start.
@@ -108,6 +109,7 @@ def rank_of_file(
         rank = pl.lit(number, EVENTS["rank"])
         events = events.with_columns(rank=rank)
         memory = memory.with_columns(rank=rank)
+    events, memory, jumps = undo_clock_jumps(events, memory)
     events = assign_steps(events)
     source = replace(
         file.header,
@@ -117,6 +119,7 @@ def rank_of_file(
         skipped={**file.header.skipped, **elsewhere},
         counts=count_kinds(events),
         pid=process_id(events),
+        notices=(*file.header.notices, *jumps, *renumbering_notices(events)),
     )
     return RankEvents(events, source, memory)
 
