@@ -18,6 +18,7 @@ from tracekit.graph.event_graph import EventGraph
 from tracekit.graph.loadable import TableInMemory
 from tracekit.graph.rank_events import HOST_WORK, find_rank_events
 from tracekit.graph.walks import path_parts
+from tracekit.intervals import EMPTY, union
 from tracekit.metrics.causes import Rank
 from tracekit.metrics.host.waiting_calls import WAITING_CALLS
 from tracekit.schema import LABELLED, Source, conform
@@ -40,9 +41,13 @@ def kernel(label, start, end, launch=-1.0, **more):
 
 
 class Tables:
-    """Tables of one rank as the graph reads them."""
+    """Tables of one rank as the graph reads them.
 
-    def __init__(self, rank, rows, syncs=(), host_start_ns=None):
+    The host waits for the GPU in *syncs*, for room in its queue in *full_queue* and for batches in
+    *loading*, in milliseconds.
+    """
+
+    def __init__(self, rank, rows, syncs=(), *, host_start_ns=None, full_queue=(), loading=()):
         self.source = Source(f"rank{rank}.json", "kineto", rank, "name")
         numbers = sorted({row.get("step", 0) for row in rows})
         start_ns = [
@@ -68,11 +73,22 @@ class Tables:
             part=pl.Series(step_index)
         )
         calls = [
-            ("cudaStreamSynchronize", None, int(start * MS), int(end * MS), True)
+            ("cudaStreamSynchronize", None, int(start * MS), int(end * MS), True, False)
             for start, end in syncs
         ]
+        calls += [
+            ("cudaLaunchKernel", None, int(start * MS), int(end * MS), True, True)
+            for start, end in full_queue
+        ]
         waiting = pl.DataFrame(calls, schema=WAITING_CALLS, orient="row")
-        self.graph_events = TableInMemory(find_rank_events(Rank.of(labelled, waiting), None))
+        waits_for_batches = (
+            union(*(np.array(times, np.int64) * MS for times in zip(*loading, strict=True)))
+            if loading
+            else EMPTY
+        )
+        self.graph_events = TableInMemory(
+            find_rank_events(Rank.of(labelled, waiting), None, waits_for_batches)
+        )
         self.graph_host_work = None
 
 
@@ -101,7 +117,10 @@ def graph_of(*ranks, syncs=(), host_start_ns=None, **more):
         schema={"match": pl.Int64, "row": pl.Int64, "start_ns": pl.Int64},
         orient="row",
     ).sort("match", maintain_order=True)
-    parts = [Tables(rank, events, syncs, host_start_ns) for rank, events in enumerate(ranks)]
+    parts = [
+        Tables(rank, events, syncs, host_start_ns=host_start_ns)
+        for rank, events in enumerate(ranks)
+    ]
     graph = EventGraph.build(parts, operations, members, Clocks.recorded(range(len(ranks))))
     return WhatIfGraph(graph, graph.measured_step_ns, **more)
 
@@ -138,7 +157,7 @@ def test_a_kernel_that_takes_half_its_time_ends_the_step_earlier():
 def test_host_work_before_events_that_a_rank_does_not_have_is_left_out():
     """A store's tables are checked one by one: one may name event 2 of two."""
     tables = Tables(0, [kernel("forward", 0, 10), kernel("wgrad", 10, 30)])
-    rows = [(event, "data_loading", 5, 5, 0) for event in (0, 1, 2)]
+    rows = [(event, "data_loading", "", 5, 5, 0, 0) for event in (0, 1, 2)]
     tables.graph_host_work = TableInMemory(pl.DataFrame(rows, schema=HOST_WORK, orient="row"))
     operations = pl.DataFrame(schema={"rank": pl.Int32, "id": pl.Int64})
     members = pl.DataFrame(schema={"match": pl.Int64, "row": pl.Int64, "start_ns": pl.Int64})

@@ -33,7 +33,10 @@ def kernels(*rows):
             "other_before": -1,
             "launch_before": i - 1,
             "released_by": -1,
+            "queue_before": -1,
+            "loader_before": -1,
             "blocked_ns": 0,
+            "loading_ns": 0,
             "after_release_ns": -1,
             "recording_ns": 0 if i == 0 else 4,
         }
@@ -57,10 +60,10 @@ def test_a_chain_is_one_event_of_each_kind():
     merged = merge_events(events, no_work()).events
     columns = ("label", "start_ns", "end_ns", "launch_ns", *BEFORE, GAPS_WITHIN)
     assert merged.select(columns).rows() == [
-        ("pp_comm", 0, 10, -1000, -1, -1, -1, -1, 0),
-        ("dgrad", 10, 47, -990, 0, -1, 0, -1, 2),
-        ("wgrad", 47, 60, -990, 1, -1, 1, -1, 0),
-        ("pp_comm", 60, 70, -950, 2, -1, 2, -1, 0),
+        ("pp_comm", 0, 10, -1000, -1, -1, -1, -1, -1, -1, 0),
+        ("dgrad", 10, 47, -990, 0, -1, 0, -1, -1, -1, 2),
+        ("wgrad", 47, 60, -990, 1, -1, 1, -1, -1, -1, 0),
+        ("pp_comm", 60, 70, -950, 2, -1, 2, -1, -1, -1, 0),
     ]
     # Four launches of the profiler lie between the first launch of the chain and the next one.
     assert merged["recording_ns"].to_list() == [0, 4, 0, 16]
@@ -112,12 +115,14 @@ def test_host_work_moves_to_the_next_launch_that_is_left():
     rows = {
         "event": [0, 1, 2, 3],
         "code": ["python"] * 4,
+        "op": [""] * 4,
         "ns": [1, 2, 4, 8],
         "after_ns": [1, 2, 4, 8],
         "blocked_ns": [0, 0, 0, 0],
+        "waits": [0, 0, 1, 1],
     }
     work = merge_events(events, pl.DataFrame(rows, schema=HOST_WORK)).host_work
-    assert work.rows() == [(0, "python", 1, 1, 0), (1, "python", 14, 8, 0)]
+    assert work.rows() == [(0, "python", "", 1, 1, 0, 0), (1, "python", "", 14, 8, 0, 2)]
 
 
 def test_host_work_before_launches_that_no_launch_follows_is_before_none():
@@ -125,12 +130,14 @@ def test_host_work_before_launches_that_no_launch_follows_is_before_none():
     rows = {
         "event": [0, 1, 2],
         "code": ["python"] * 3,
+        "op": [""] * 3,
         "ns": [1, 2, 4],
         "after_ns": [0, 0, 0],
         "blocked_ns": [0, 0, 0],
+        "waits": [0, 0, 0],
     }
     work = merge_events(events, pl.DataFrame(rows, schema=HOST_WORK)).host_work
-    assert work.rows() == [(0, "python", 1, 0, 0), (1, "python", 2, 0, 0)]
+    assert work.rows() == [(0, "python", "", 1, 0, 0, 0), (1, "python", "", 2, 0, 0, 0)]
 
 
 @pytest.mark.parametrize("name", ["h100-ddp", "1f1b", "compile"])

@@ -49,9 +49,11 @@ def why(labelled):
         )  # fmt: skip
         if steps is not None:
             events = events.with_columns(part=pl.col("step").rank("dense").cast(pl.Int64) - 1)
-        host_calls = [("cudaStreamWaitEvent", 1, time * US, time * US, False) for time in waits]
+        host_calls = [
+            ("cudaStreamWaitEvent", 1, time * US, time * US, False, False) for time in waits
+        ]
         host_calls += [
-            ("cudaStreamSynchronize", 1, time * US, end * US, True) for time, end in blocks
+            ("cudaStreamSynchronize", 1, time * US, end * US, True, False) for time, end in blocks
         ]
         calls = pl.DataFrame(host_calls, schema=WAITING_CALLS, orient="row").sort("start_ns")
         lanes = Lanes.of(events)

@@ -26,7 +26,7 @@ _BEGIN = cython.declare(cython.int, 3)
 # of ``delays``,
 _LATENCY = cython.declare(cython.int, 0)
 _GAP = cython.declare(cython.int, 1)
-_BLOCKED = cython.declare(cython.int, 2)
+_WAITING = cython.declare(cython.int, 2)
 _AFTER_RELEASE = cython.declare(cython.int, 3)
 _TRANSFER = cython.declare(cython.int, 4)
 # of ``replayed``,
@@ -36,6 +36,8 @@ _LAUNCH_HELD_BY = cython.declare(cython.int, 4)
 _OTHER_BEFORE = cython.declare(cython.int, 1)
 _LAUNCH_BEFORE = cython.declare(cython.int, 2)
 _RELEASED_BY = cython.declare(cython.int, 3)
+_QUEUE_BEFORE = cython.declare(cython.int, 4)
+_LOADER_BEFORE = cython.declare(cython.int, 5)
 # of ``factors``, and of ``arrivals``.
 _DURATION_FACTOR = cython.declare(cython.int, 0)
 _HOST_FACTOR = cython.declare(cython.int, 1)
@@ -53,12 +55,15 @@ SEGMENT_KINDS = (
     "launched",
     "host_worked",
     "released",
+    "queue_was_full",
+    "loader_was_slow",
     "nothing",
 )
 """What a segment of ``walk_back`` is, and with it why the walk goes on where it does: an event ran
 (on with what held it back); transferred after its last member had come (on with that one); started
 after the event before it on its stream, or on another stream; started after its launch; the host
-worked since the launch before; it worked since work of the GPU released it; nothing is known to
+worked since the launch before; it worked since work of the GPU released it, or made room in the
+launch queue; it waited for a batch since the launch behind the batch before; nothing is known to
 have come before."""
 # The same, as C variables.
 _RAN = cython.declare(cython.longlong, 0)
@@ -68,7 +73,9 @@ _FOLLOWED_OTHER_STREAM = cython.declare(cython.longlong, 3)
 _LAUNCHED = cython.declare(cython.longlong, 4)
 _HOST_WORKED = cython.declare(cython.longlong, 5)
 _RELEASED = cython.declare(cython.longlong, 6)
-_NOTHING_KNOWN = cython.declare(cython.longlong, 7)
+_QUEUE_WAS_FULL = cython.declare(cython.longlong, 7)
+_LOADER_WAS_SLOW = cython.declare(cython.longlong, 8)
+_NOTHING_KNOWN = cython.declare(cython.longlong, 9)
 
 
 def replay_events(
@@ -93,12 +100,13 @@ def replay_events(
             waits for nothing).
         delays: Figures durations around each event: latency (from its launch to its start, if
             nothing else holds it back); gap (from the end of the GPU work before it to its start,
-            likewise); blocked (time since the launch before in which the host waited for the GPU);
-            after release (time of the host from the event that releases it to the launch); transfer
-            (from the arrival of the last member to its end).
+            likewise); waiting (time since the launch before in which the host waited for the GPU or
+            for a batch); after release (time of the host from the event that releases it to the
+            launch); transfer (from the arrival of the last member to its end).
         before: What each event waits for, -1: nothing: event of the same stream; event of another
             stream; event launched before it by the same host; GPU event whose end let the host go
-            on to its launch.
+            on to its launch; GPU event whose end made room in the launch queue; event launched
+            behind the wait for the batch before, since when the loader took as long as recorded.
         factors: New over measured duration of each event (of a matched one: of its transfer); the same
             of the host's time before its launch; and 1 if its start waits for its launch, 0 if not.
         first_match, matches: Matched operations of event i: ``matches[first_match[i]:first_match[i
@@ -107,7 +115,8 @@ def replay_events(
             on others.
         replayed: Result: start; end; launch; what held the start back (an event, or the launch:
             number of events + event; -1: nothing); what held the launch back (the event that
-            released the host; -1: the host itself).
+            released the host; number of events + the event that made room in the queue; twice the
+            number of events + the event behind the batch before; -1: the host itself).
         arrivals: Result: last start of a member of each match (smaller than all times at the call);
             that member.
 
@@ -156,18 +165,32 @@ def _replay_launch(
     host_ns: cython.longlong
     ready = launch
     if previous >= 0:
-        host_ns = launch - times[_LAUNCH, previous] - delays[_BLOCKED, event]
+        host_ns = launch - times[_LAUNCH, previous] - delays[_WAITING, event]
         ready = replayed[_LAUNCH, previous] + cython.cast(cython.longlong, host_ns * host_factor)
     elif launch > begin:  # what the host did before its first launch is not known
         ready = begin + cython.cast(cython.longlong, (launch - begin) * host_factor)
     replayed[_LAUNCH_HELD_BY, event] = -1
+    host_ns = cython.cast(cython.longlong, max(delays[_AFTER_RELEASE, event], 0) * host_factor)
     if released_by >= 0:
-        host_ns = delays[_AFTER_RELEASE, event]
         released = _replayed_end(released_by, times, delays, factors, decisive, replayed, arrivals)
-        released += cython.cast(cython.longlong, host_ns * host_factor)
+        released += host_ns
         if released > ready:
             ready = released
             replayed[_LAUNCH_HELD_BY, event] = released_by
+    queue_before = before[_QUEUE_BEFORE, event]
+    if queue_before >= 0:
+        released = _replayed_end(queue_before, times, delays, factors, decisive, replayed, arrivals)
+        if released_by < 0:  # else the host was not seen to wait for room
+            released += host_ns
+        if released > ready:
+            ready = released
+            replayed[_LAUNCH_HELD_BY, event] = times.shape[1] + queue_before
+    batch_before = before[_LOADER_BEFORE, event]
+    if batch_before >= 0:  # the loader does not get faster with the host
+        released = replayed[_LAUNCH, batch_before] + launch - times[_LAUNCH, batch_before]
+        if released > ready:
+            ready = released
+            replayed[_LAUNCH_HELD_BY, event] = 2 * times.shape[1] + batch_before
     replayed[_LAUNCH, event] = ready
 
 
@@ -326,10 +349,22 @@ def walk_back(
             if visited[1, event] == walk:
                 until = begin
                 count = _add_segment(segments, count, event, _NOTHING_KNOWN, -1, until, begin, now)
+            elif held_by >= 2 * events:
+                visited[1, event] = walk
+                held_by -= 2 * events
+                until = replayed[_LAUNCH, held_by]
+                count = _add_segment(
+                    segments, count, event, _LOADER_WAS_SLOW, held_by, until, begin, now
+                )
+                event = held_by
             elif held_by >= 0:
                 visited[1, event] = walk
+                kind = _RELEASED
+                if held_by >= events:
+                    held_by -= events
+                    kind = _QUEUE_WAS_FULL
                 until = replayed[_END, held_by]
-                count = _add_segment(segments, count, event, _RELEASED, held_by, until, begin, now)
+                count = _add_segment(segments, count, event, kind, held_by, until, begin, now)
                 event = held_by
                 at_launch = False
             else:

@@ -19,7 +19,13 @@ from tracekit.findings.context import Context, places_of, saved_range_ns
 from tracekit.findings.kind import FindingKind, RunFacts
 from tracekit.findings.phrases import graphs, how_often, or_unknown
 from tracekit.findings.synchronisations import runs_operator, who_waits
-from tracekit.graph.change import NoLaunchDelay, Remedied, WithoutActivity
+from tracekit.graph.change import (
+    Change,
+    NoLaunchDelay,
+    Remedied,
+    WithoutActivity,
+    WithoutWaitsIn,
+)
 from tracekit.graph.constants import HOST_VARIATION
 from tracekit.graph.remedies import KNOWN_SHAPES, select_remedies
 from tracekit.metrics.host.time_by_activity import TIMED_ACTIVITIES
@@ -869,7 +875,8 @@ def _activity(
     """Return the finding about one activity; None if it costs nothing."""
     if cost_ns <= 0:
         return None
-    change = WithoutActivity(code)
+    row = means.rows[code]
+    change = _change_without_waits(context, row) if code == "host_sync" else WithoutActivity(code)
     predicted = context.predict(change)
     saves_ns = None
     if predicted is None:
@@ -886,7 +893,6 @@ def _activity(
         idle_ns = means.value(code, "idle_ns")
         copied_ns = means.gpu_ns - gpu_ns
         cost_ns = min(cost_ns, max(idle_ns + copied_ns, saves_ns))
-    row = means.rows[code]
     kind = _kind_of_activity(context, code, row)
     is_made_by_unknown = kind in (ExplicitSync, SyncInRange) and context.has_unread_stacks
     return kind(
@@ -908,6 +914,15 @@ def _activity(
         saves_range_ns=saves_range_ns,
         certain="bounded",
     )
+
+
+def _change_without_waits(context: Context, row: dict[str, object]) -> Change:
+    """Return the change that takes the waits away that a ``host_sync`` names; all others stay."""
+    graph = context.analysis.replay_graph
+    waits_in = str(row["op"] or row["name"])
+    if graph is not None and waits_in in graph.graph.waiting_operators:
+        return WithoutWaitsIn(waits_in)
+    return WithoutActivity("host_sync")
 
 
 def _kind_of_activity(

@@ -55,6 +55,7 @@ CHANGE_FORMS: Mapping[str, str] = {
     "microbatches N": "the pipeline runs another number of micro-batches",
     "no host delay": "the host is never late",
     "no launch delay": "launches take no time",
+    "no synchronisation in NAME": "the host no longer waits for the GPU in one operator; its other waits stay",
     **dict.fromkeys(HOST_CHANGES.values(), "the host spends no time on it"),
     **REMEDY_CHANGES,
 }
@@ -241,6 +242,27 @@ class WithoutActivity(Change, frozen=True):
             changed.rests_on.append(f"the host takes no time for it ({HOST_CHANGES[code]})")
 
 
+class WithoutWaitsIn(Change, frozen=True):
+    """The host no longer waits for the GPU where one operator asks for it; all its other waits stay."""
+
+    op: str
+
+    def __str__(self) -> str:
+        return f"no synchronisation in {self.op}"
+
+    def apply(self, changed: ChangedGraph) -> None:
+        asked = changed.graph.waiting_operators
+        if not asked:
+            raise RefusedError("the host waits for the GPU nowhere between launches of this run")
+        if self.op not in asked:
+            raise OptionError(
+                f"the host does not wait for the GPU in {self.op!r}",
+                hint=f"it waits in {', '.join(sorted(asked))}",
+            )
+        changed.removed_waits.add(self.op)
+        changed.rests_on.append("the host waits for the GPU wherever else it does")
+
+
 class LikeOthers(Change, frozen=True):
     """Work of each label, and the host, of some ranks take the time that they take on the others, per step."""
 
@@ -402,6 +424,7 @@ _FORMS: Mapping[str, Callable[[re.Match[str]], Change]] = {
     **dict.fromkeys(
         HOST_CHANGES.values(), lambda match: WithoutActivity(_CODE_OF_CHANGE[match.string])
     ),
+    r"no synchronisation in (?P<op>\S.*)": lambda match: WithoutWaitsIn(match["op"]),
     **dict.fromkeys(REMEDY_CHANGES, lambda match: Remedied(match.string)),
     str(Balanced()): lambda _: Balanced(),
     r"micro-?batches (?P<count>\d{1,9})": lambda match: OtherMicrobatches(int(match["count"])),

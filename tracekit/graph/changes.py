@@ -42,7 +42,7 @@ from tracekit.graph.constants import (
     MIN_VARIATION,
     ROUNDING_SHARE,
 )
-from tracekit.graph.event_graph import EventGraph, EventReplay
+from tracekit.graph.event_graph import EventGraph, EventReplay, HostChange
 from tracekit.graph.walks import path_parts
 from tracekit.intervals import union
 from tracekit.metrics.label_intervals import COMPUTE_SET
@@ -70,6 +70,7 @@ class ChangedGraph:
         """Share of each event's time that runs beside compute instead."""
         self.hidden: list[str] = []  # labels
         self.removed: set[str] = set()  # activities of the host
+        self.removed_waits: set[str] = set()  # operators that ask for synchronisations
         self.microbatches: list[int] = []
         self.schedules: list[str] = []
         self.rests_on: list[str] = []
@@ -80,9 +81,13 @@ class ChangedGraph:
         return self.graph.work_ns * self.factor
 
     @cached_property
-    def _removed_host_work(self) -> tuple[Bools, Floats]:
+    def _without_host_work(self) -> HostChange:
         """What removing activities does to launches: all changes are made before the first replay."""
-        return self.graph.without_host_work(self.removed)
+        is_asked_for = (pl.col("code") == "host_sync") & pl.col("op").is_in(self.removed_waits)
+        return self.graph.without_host_work(
+            pl.col("code").is_in(self.removed) | is_asked_for,
+            launching="launch_bound" in self.removed,
+        )
 
     def costs_time(self, saves_ns: int) -> bool:
         """Return whether another schedule makes the step longer: it has no saving, then."""
@@ -140,8 +145,9 @@ class ChangedGraph:
         factor = self.factor * (1 - self.hidden_share) * factor_range
         host_factor = self.host_factor
         unwaited = self.unwaited
-        if self.removed:
-            is_released, removed_share = self._removed_host_work
+        unloaded = None
+        if self.removed or self.removed_waits:
+            is_released, unloaded, removed_share = self._without_host_work
             unwaited = unwaited | is_released
             # The graph applies the free host's factor: what is removed is a share of the recorded time.
             free_factor = graph.free_host_factor(free) if free else np.ones(len(graph.start))
@@ -154,6 +160,7 @@ class ChangedGraph:
             free=free,
             gone=self.gone,
             unwaited=unwaited,
+            unloaded=unloaded,
         )
 
     def scale_ranks(

@@ -2,14 +2,15 @@
 
 An event starts after the event before it on its stream, after work of another stream that its
 stream was told to wait for, and after its launch. A launch comes after the one before it on the
-same host, and after GPU work that the host waited for. A matched communication transfers from the
+same host, after GPU work that the host waited for, when there is room in the launch queue, and after
+the batch that the host waited for. A matched communication transfers from the
 arrival of its last member on. Time between the last of these and the start of an event, which
 nothing explains, is kept; so the unchanged graph replays to the nanosecond.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 from statistics import median
@@ -95,6 +96,17 @@ class _HostsOfSteps(NamedTuple):
     has_tail: Bools
     is_first: Bools
     """Whether the step is the first of its rank."""
+
+
+class HostChange(NamedTuple):
+    """What is left before each launch if the host does some of its work no longer."""
+
+    is_released: Bools
+    """Whether the host no longer waits for the GPU."""
+    has_batch: Bools
+    """Whether it no longer waits for a batch."""
+    removed_share: Floats
+    """Share of its time that is taken out."""
 
 
 class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -324,9 +336,13 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             usual_gap = _lower_quartile(since_work[held_by_work], USUAL_KERNEL_GAP_NS)
             gap[held_by_launch] = np.minimum(since_work[held_by_launch], usual_gap)
             latency[held_by_work] = np.minimum(since_launch[held_by_work], usual_latency)
-        blocked_ns = self.events["blocked_ns"].to_numpy()
         after_release_ns = self.events["after_release_ns"].to_numpy()
-        return latency, gap, blocked_ns, after_release_ns, self.transfer_ns
+        return latency, gap, self._waiting_ns, after_release_ns, self.transfer_ns
+
+    @cached_property
+    def _waiting_ns(self) -> Ints:
+        """Time before each launch in which the host waited for the GPU or for a batch."""
+        return as_int64(self.events["blocked_ns"].to_numpy() + self.events["loading_ns"].to_numpy())
 
     @cached_property
     def recording_known(self) -> bool:
@@ -340,7 +356,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         has_both = (previous >= 0) & (self.launch != NO_LIMIT)
         host_ns = np.zeros(len(self.start), np.int64)
         host_ns[has_both] = self.launch[has_both] - self.launch[previous[has_both]]
-        return as_int64(np.maximum(host_ns - self.events["blocked_ns"].to_numpy(), 0))
+        return as_int64(np.maximum(host_ns - self._waiting_ns, 0))
 
     def free_host_factor(self, free: float = 1.0) -> Floats:
         """Return the time of the host before each launch without the profiler, over the recorded one.
@@ -536,12 +552,18 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         count = len(self.ranks) * len(self.steps)
         return (self.compute_intervals - beside_others).totals_ns(count)
 
-    def without_host_work(self, codes: Collection[str]) -> tuple[Bools, Floats]:
-        """Return before which launches the host no longer waits, and the share of its time that is taken out.
+    @cached_property
+    def waiting_operators(self) -> frozenset[str]:
+        """Operators, or calls, that make the host wait for the GPU before it launches anything else."""
+        return frozenset(self.host_work.filter(pl.col("code") == "host_sync")["op"].to_list())
+
+    def without_host_work(self, removed: pl.Expr, *, launching: bool) -> HostChange:
+        """Return what is left before each launch if the host does some of its work no longer.
 
         Args:
-            codes: Activities that take no time, in which the host does not wait for the GPU either;
-                ``launch_bound`` is the time in none of ``HOST_WORK``.
+            removed: Which rows of ``HOST_WORK`` take no time, in which the host does not wait for the GPU
+                either.
+            launching: Whether the time in none of ``HOST_WORK`` is taken out as well.
         """
         count = len(self.start)
         blocked_ns = self.events["blocked_ns"].to_numpy()
@@ -555,22 +577,25 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             weights = rows[column].cast(pl.Float64).to_numpy()
             return np.bincount(rows["event"].to_numpy(), weights, count).astype(np.float64)
 
-        removed = self.host_work.filter(pl.col("code").is_in(list(codes)))
-        removed_ns = sums(removed, "ns")
-        removed_after_ns = sums(removed, "after_ns")
-        if "launch_bound" in codes:
+        gone = self.host_work.filter(removed)
+        removed_ns = sums(gone, "ns")
+        removed_after_ns = sums(gone, "after_ns")
+        if launching:
             removed_ns += np.maximum(host_ns - sums(self.host_work, "ns"), 0)
             removed_after_ns += np.maximum(after_ns - sums(self.host_work, "after_ns"), 0)
-        removed_blocked_ns = sums(removed, "blocked_ns")
-        all_blocked_ns = np.maximum(blocked_ns, sums(self.host_work, "blocked_ns"))
-        is_released = (removed_blocked_ns > 0) & (removed_blocked_ns >= all_blocked_ns)
+        # A wait that is left holds the host as long as all of them did.
+        removed_waits = sums(gone, "waits")
+        is_released = (removed_waits > 0) & (removed_waits >= sums(self.host_work, "waits"))
+        has_batch = np.zeros(count, np.bool_)
+        has_batch[gone.filter(pl.col("code") == "data_loading")["event"].to_numpy()] = True
         # A launch behind work that the host waited for follows that, else the launch before.
         # More than all the time since then lies before it.
         is_held = ~is_released & (blocked_ns > 0) & (removed_ns <= after_ns)
         share = np.where(is_held, removed_after_ns, removed_ns) / np.maximum(
             np.where(is_held, after_ns, host_ns), 1
         )
-        return is_released, np.where(is_launched, np.clip(share, 0.0, 1.0), 0.0)
+        removed_share = np.where(is_launched, np.clip(share, 0.0, 1.0), 0.0)
+        return HostChange(is_released, has_batch, removed_share)
 
     def replay(
         self,
@@ -581,6 +606,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         free: float = 0.0,
         gone: Bools | None = None,
         unwaited: Bools | None = None,
+        unloaded: Bools | None = None,
     ) -> EventReplay:
         """Run the events again.
 
@@ -593,6 +619,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
                 recorded, 1 on the host without the profiler.
             gone: Events that disappear: nothing lies between them and what is before them.
             unwaited: Events before whose launch the host no longer waits for the GPU.
+            unloaded: Events before whose launch it no longer waits for a batch.
         """
         count = len(self.start)
         inputs = self.replay_input
@@ -603,8 +630,15 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             delays = delays.copy()
             delays[:2, gone[by_time]] = 0  # latency and gap
         if unwaited is not None and unwaited.any():
+            delays = delays.copy()
             before = before.copy()
-            before[BEFORE.index("released_by"), unwaited[by_time]] = -1
+            # Room in the queue is needed all the same, and no time after it was seen.
+            not_held = unwaited[by_time] & (before[BEFORE.index("released_by")] >= 0)
+            before[BEFORE.index("released_by"), not_held] = -1
+            delays[3, not_held] = 0
+        if unloaded is not None and unloaded.any():
+            before = before.copy()
+            before[BEFORE.index("loader_before"), unloaded[by_time]] = -1
         matches = int(self.matches.max(initial=-1)) + 1
         factors = np.ones((3, count))
         if factor is not None:

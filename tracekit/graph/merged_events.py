@@ -66,6 +66,9 @@ def merge_events(
     """
     if rank is None:
         rank = np.zeros(events.height, np.int64)
+    # Room that the host was not seen to wait for would hold every kernel apart.
+    seen_full = (pl.col("after_release_ns") >= 0) & (pl.col("released_by") < 0)
+    events = events.with_columns(queue_before=pl.when(seen_full).then("queue_before").otherwise(-1))
     chain = _first_of_chains(_joined_to(events))
     blocks = _find_blocks(events, chain, rank)
     # A chain is launched with its first event. What the host did before the others' launches lies
@@ -158,7 +161,8 @@ def _recording_of_blocks(
     previous = events["launch_before"].to_numpy()
     launch = to_int64(events["launch_ns"], NO_LIMIT)
     since_previous_ns = launch - launch[np.maximum(previous, 0)]
-    host_ns = np.maximum(since_previous_ns - events["blocked_ns"].to_numpy(), 0)
+    waiting_ns = events["blocked_ns"].to_numpy() + events["loading_ns"].to_numpy()
+    host_ns = np.maximum(since_previous_ns - waiting_ns, 0)
     most_ns = np.where(previous >= 0, (1 - MIN_FREE_HOST_SHARE) * host_ns, 0)
     given_back_ns = np.minimum(recording_ns, most_ns)
     is_launched = launched_next >= 0
@@ -175,24 +179,27 @@ def _joined_to(events: pl.DataFrame) -> Ints:
     start = events["start_ns"].to_numpy()
     end = events["end_ns"].to_numpy()
     launch = to_int64(events["launch_ns"], NO_LIMIT)
-    stream_before, other_before, launch_before, released_by = (
+    stream_before, other_before, launch_before, released_by, queue_before, loader_before = (
         events[name].to_numpy() for name in BEFORE
     )
     is_free = (events["id"].is_null() & ~_has_remedies(events)).to_numpy()
+    # A batch counts from the launch behind the one before.
+    is_free[loader_before[loader_before >= 0]] = False
     # An event that something else waits for stands alone or ends its chain, and so does one before
     # a launch that the host waited for.
     is_waited_for = np.zeros(count, np.bool_)
-    waits_for_gpu = (released_by >= 0) | (events["blocked_ns"].to_numpy() > 0)
-    for rows in (other_before, released_by):
+    waits = (released_by >= 0) | (queue_before >= 0) | (loader_before >= 0)
+    waits |= events["blocked_ns"].to_numpy() > 0
+    for rows in (other_before, released_by, queue_before):
         is_waited_for[rows[rows >= 0]] = True
     is_last_before_wait = np.zeros(count, np.bool_)
-    is_last_before_wait[launch_before[waits_for_gpu & (launch_before >= 0)]] = True
+    is_last_before_wait[launch_before[waits & (launch_before >= 0)]] = True
 
     rows = np.flatnonzero(
         is_free
         & (stream_before >= 0)
         & (launch_before == stream_before)
-        & ~waits_for_gpu
+        & ~waits
         & ~is_last_before_wait
     )
     before = stream_before[rows]
@@ -246,5 +253,8 @@ def _moved_host_work(
         event=pl.Series(launched_next[event].astype(np.int64)),
         after_ns=pl.when(pl.Series(is_first[event])).then("after_ns").otherwise(0),
     )
-    of_launches = moved.filter(pl.col("event") >= 0).group_by("event", "code", maintain_order=True)
-    return of_launches.agg(pl.col("ns", "after_ns", "blocked_ns").sum()).select(HOST_WORK.names())
+    of_launches = moved.filter(pl.col("event") >= 0).group_by(
+        "event", "code", "op", maintain_order=True
+    )
+    sums = of_launches.agg(pl.col("ns", "after_ns", "blocked_ns", "waits").sum())
+    return sums.select(HOST_WORK.names())

@@ -10,7 +10,7 @@ import polars as pl
 from tracekit._util.arrays import Ints
 from tracekit.align.clocks import Clocks
 from tracekit.graph.event_graph import EventGraph
-from tracekit.graph.walks import WALK, WalkEnds, begins_of_steps, walk_steps
+from tracekit.graph.walks import KINDS_OF_HOST, WALK, WalkEnds, begins_of_steps, walk_steps
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.start_constraints import MAX_REACTION_NS
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS, conform
@@ -191,7 +191,7 @@ def describe_segments(
         .then(pl.lit("unknown"))
         .when(pl.col("walk_kind") == "launched")
         .then(pl.lit("launch"))
-        .when(pl.col("walk_kind").is_in(["host_worked", "released", "host_tail"]))
+        .when(pl.col("walk_kind").is_in(KINDS_OF_HOST))
         .then(pl.lit("host"))
         .when(is_communication)
         .then(pl.when("is_message").then(pl.lit("message")).otherwise(pl.lit("collective")))

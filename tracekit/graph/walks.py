@@ -30,7 +30,9 @@ WALK = pl.Schema(
     }
 )
 """Segments of the walks, each step's from its end back to its begin."""
-KINDS_WITHOUT_GPU_WORK = ("launched", "host_worked", "released", "host_tail", "nothing")
+KINDS_OF_HOST = ("host_worked", "released", "queue_was_full", "loader_was_slow", "host_tail")
+"""Kinds of segments in which the host works, or waits for its loader."""
+KINDS_WITHOUT_GPU_WORK = ("launched", *KINDS_OF_HOST, "nothing")
 """Kinds of segments in which no GPU work is on the path."""
 
 

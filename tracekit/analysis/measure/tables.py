@@ -52,6 +52,7 @@ from tracekit.metrics.host.stalls import find_stalls
 from tracekit.metrics.host.time_by_activity import measure_host_time
 from tracekit.metrics.host.waiting_calls import (
     add_time_inside_launches,
+    find_loader_waits,
     find_waiting_calls,
     waits_for_queue,
 )
@@ -469,6 +470,7 @@ def _measure_gpu_events(
         busy=all_lanes.busy | recording.unrecorded,  # there the GPU is not known to be idle
         gaps=idle_gaps,
     )
+    loading = find_loader_waits(launching.ranges)
     del launching, frames_of_rank
     give_back_memory(worth=is_large)
     of_steps = timed_steps(
@@ -504,7 +506,7 @@ def _measure_gpu_events(
         cost = None
         if not is_clock_unexplained(rank.source):
             cost = find_recording_cost(rank, host, gpu_events["correlation"], stalls=stalls)
-        with_cost = find_rank_events(work, cost)
+        with_cost = find_rank_events(work, cost, loading)
         host_work = find_host_work(work, with_cost, host_stretches)
         give_back_memory(worth=is_large)
         graph_events = _with_remedies(with_cost, work, rank, stalls=stalls, sites=sites)

@@ -8,6 +8,7 @@ nothing was, the host is in Python. The rest is launching.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -55,6 +56,8 @@ less, the GPU runs out of work at the next few short kernels."""
 MAX_PLACES = 5
 """Places that are kept for each activity, those where the GPU is idle longest."""
 
+HostStretches = dict[tuple[str, str], Intervals]
+"""When the host did what, by activity and (of synchronisations) the operator that asks."""
 _ACTIVITY_RANGES = pl.Schema(
     {
         "name": pl.String(),
@@ -98,11 +101,11 @@ def measure_host_time(
     *,
     busy: Intervals,
     gaps: pl.DataFrame,
-) -> tuple[pl.DataFrame, pl.DataFrame, dict[str, Intervals]]:
+) -> tuple[pl.DataFrame, pl.DataFrame, HostStretches]:
     """Return the host's time by step and activity (``HOST_TIME``), and where the GPU is idle longest (``HOST_PLACES``).
 
-    The third is when the host did what in timed steps, by activity: the stretches are disjoint. Launching
-    is left out: it is the rest.
+    The third is when the host did what in timed steps, by activity, and synchronisations also by the operator
+    that asks: the stretches are disjoint. Launching is left out: it is the rest.
 
     Args:
         host: Events of the threads that launch the rank's GPU work.
@@ -145,8 +148,24 @@ def measure_host_time(
     with_lines = _with_lines(all_places, frames.on_threads(np.array([*threads])))
     with_lines = _with_ranges(with_lines, host.ranges)
     all_times = pl.concat(times) if times else HOST_TIME.to_frame()
-    stretches.pop("launch_bound", None)
-    return all_times, with_lines, stretches
+    return all_times, with_lines, _by_operator(stretches, ranges)
+
+
+def _by_operator(
+    stretches: Mapping[str, Intervals], ranges: Mapping[str, pl.DataFrame]
+) -> HostStretches:
+    """Return the stretches of all activities but launching, those of synchronisations by operator, else by call."""
+    by_operator: HostStretches = {}
+    for code, covered in stretches.items():
+        if code == "host_sync":
+            asked = ranges[code].with_columns(pl.coalesce("op", "name").alias("op"))
+            left = covered
+            for (op,), of_op in asked.group_by("op", maintain_order=True):
+                by_operator[code, str(op)] = left & union_of(of_op)
+                left = left - union_of(of_op)
+        elif code != "launch_bound":
+            by_operator[code, ""] = covered
+    return by_operator
 
 
 def _without_step_marks(host: HostEvents) -> HostEvents:

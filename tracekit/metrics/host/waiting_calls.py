@@ -8,7 +8,8 @@ import polars as pl
 from tracekit._util.arrays import Bools, SortedGroups, find_sorted, take_or_missing
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import NULL_INT64, present, to_int64, with_nulls
-from tracekit.classify.names import HOST_CALLS
+from tracekit.classify.names import HOST_ACTIVITIES, HOST_CALLS
+from tracekit.intervals import Intervals, union_of
 from tracekit.metrics.host.events import BLOCKING_PATTERN, QUEUED_PATTERN, NamedRows
 
 MIN_SLOW_LAUNCH_NS = 100_000
@@ -20,6 +21,9 @@ FULL_QUEUE_LAUNCHES = 512
 CUDA's queue of a stream has 1,024 entries; records of events and waits for them take entries as
 well, and are not counted. With so much work before it, a launch is early by any measure.
 """
+MIN_LOADER_WAIT_NS = 500_000
+"""Time in which a loader with workers hands a batch over, from which on the batch was not there: taking
+one that is there takes 40 to 100 µs."""
 
 WAITING_CALLS = pl.Schema(
     {
@@ -28,6 +32,7 @@ WAITING_CALLS = pl.Schema(
         "start_ns": pl.Int64(),
         "end_ns": pl.Int64(),
         "blocks": pl.Boolean(),  # the host waits; else a stream does
+        "for_room": pl.Boolean(),  # the host waits for room in the launch queue
     }
 )
 
@@ -54,15 +59,35 @@ def find_waiting_calls(
     """
     columns = ("name", "tid", "start_ns", "end_ns")
     blocks = calls.named(BLOCKING_PATTERN)
+    for_room = np.zeros(len(calls), np.bool_)
     if gpu_events is not None:
-        if in_full_queue is None:
-            in_full_queue = waits_for_queue(calls, gpu_events)
-        blocks = blocks | _is_pageable_copy(calls, gpu_events) | in_full_queue
+        for_room = waits_for_queue(calls, gpu_events) if in_full_queue is None else in_full_queue
+        blocks = blocks | _is_pageable_copy(calls, gpu_events) | for_room
     rows = np.flatnonzero(calls.named(HOST_CALLS["stream_wait"]) | blocks)
     rows = rows[np.argsort(calls.rows["start_ns"].to_numpy()[rows], kind="stable")]
     return calls.rows.select(columns)[rows].with_columns(
-        pl.col("name").cast(pl.String), blocks=pl.Series(blocks[rows])
+        pl.col("name").cast(pl.String),
+        blocks=pl.Series(blocks[rows]),
+        for_room=pl.Series(for_room[rows]),
     )
+
+
+def find_loader_waits(ranges: NamedRows) -> Intervals:
+    """Return when the host waited for batches that other processes prepare.
+
+    A batch that is there is taken at once. The loader's own work in the main process is no wait.
+
+    Args:
+        ranges: Ranges of the threads that launch GPU work.
+
+    >>> rows = {"name": ["enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"] * 2,
+    ...         "start_ns": [0, 9_000_000], "end_ns": [50_000, 12_000_000]}
+    >>> find_loader_waits(NamedRows(pl.DataFrame(rows))).to_frame().rows()
+    [(0, 9000000, 12000000)]
+    """
+    asked = ranges.select(ranges.named(HOST_ACTIVITIES["loader_with_workers"])).rows
+    takes_long = pl.col("end_ns") - pl.col("start_ns") >= MIN_LOADER_WAIT_NS
+    return union_of(asked.filter(takes_long))
 
 
 def _is_pageable_copy(calls: NamedRows, gpu_events: pl.DataFrame) -> Bools:
