@@ -154,6 +154,10 @@ changes, 2026-11-17."""
 LANE_BINS = 240
 """Parts of a step that its lanes are drawn in. By choice, 2026-11-16."""
 
+QUEUE_ENTRIES = 1_024
+"""Launches of one stream that CUDA's queue holds: a further one waits until the first of them has begun.
+From CUDA's documentation, 2026-11-19; recordings in which more are seen to wait have more."""
+
 # ---- Cost of the recording: the step without PyTorch's profiler.
 #
 # "The loops of the recording's cost" (docs/maintainers/predictions.md): 138 recordings of 77 loops, timed with

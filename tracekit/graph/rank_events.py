@@ -19,6 +19,7 @@ import polars as pl
 from tracekit._loops.critical_path import NO_LIMIT
 from tracekit._util.arrays import Bools, Ints, as_int64
 from tracekit._util.columns import present, to_int64
+from tracekit.graph.constants import QUEUE_ENTRIES
 from tracekit.graph.recording_cost import RecordingCost
 from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.metrics.causes import Rank
@@ -40,8 +41,6 @@ BEFORE = (
     "queue_before",
     "loader_before",
 )
-QUEUE_ENTRIES = 1_024
-"""Launches of one stream that CUDA's queue holds: a further one waits until the first of them has begun."""
 RANK_EVENTS = pl.Schema(
     {
         "start_ns": pl.Int64(),
