@@ -15,7 +15,13 @@ from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.documents.analysis import ChangedStep
 from tracekit.documents.findings import MIN_SHARE_TO_SHOW
-from tracekit.findings.collect import _is_said_of_a_rank, _relate, find_kinds, likely_ns
+from tracekit.findings.collect import (
+    _is_said_of_a_rank,
+    _relate,
+    find_kinds,
+    likely_ns,
+    may_save_more,
+)
 from tracekit.graph.change import Hidden
 from tracekit.report.write import render_json
 
@@ -217,6 +223,22 @@ def test_what_a_bound_might_do_as_well_keeps_its_place():
     third = example_of("slow_kernel", cost_ns=100, share=0.1)
     ordered = _relate(Replays({A: 300, B: 250}), [first, second, third])
     assert [finding.change for finding in ordered] == [A, B, None]
+
+
+@pytest.mark.parametrize(("saved_ns", "is_more"), [(100, False), (101, True)])
+def test_how_slow_kernels_are_is_no_bound_beside_another_algorithm_that_saves_more(
+    saved_ns, is_more
+):
+    slow = example_of("slow_kernel", cost_ns=100, share=0.1)
+    without_table = saving_finding(A, saved_ns, 0, "sparse_table")
+    no_delay = saving_finding(B, 900, 0, "launch_bound")  # the kernels stay as they are
+    assert may_save_more(slow, [slow, without_table, no_delay]) is is_more
+
+
+def test_a_range_that_ends_above_the_saving_is_no_bound():
+    finding = saving_finding(A, 300, 0)
+    assert not may_save_more(finding, [finding])
+    assert may_save_more(replace(finding, saves_range_ns=(0, 301)), [finding])
 
 
 WAITING = example_of(

@@ -78,6 +78,9 @@ class Effect(Struct, frozen=True, kw_only=True):
     up."""
     saves_after_ns: int | None = None
     """Predicted saving after the findings listed before it were dealt with; null if unknown."""
+    may_save_more: bool = False
+    """Whether its cause may cost more than its saving says, or another change of types, layouts or the
+    algorithm saves more: its time is then no bound."""
 
     @property
     def saving_ns(self) -> int | None:

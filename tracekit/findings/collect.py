@@ -193,10 +193,29 @@ def _relate(context: Context, ordered: Sequence[FindingKind]) -> tuple[FindingKi
         ]
         result.append(
             msgspec.structs.replace(
-                finding, shares_time_with=tuple(shared), saves_after_ns=after_ns
+                finding,
+                shares_time_with=tuple(shared),
+                saves_after_ns=after_ns,
+                may_save_more=may_save_more(finding, listed),
             )
         )
     return tuple(result)
+
+
+def may_save_more(finding: FindingKind, others: Sequence[FindingKind]) -> bool:
+    """Return whether a finding's time is no bound of what can be saved.
+
+    Its range ends above it, or the kernels that it calls slow take less time still in another type or
+    layout, or another algorithm does without them.
+    """
+    if finding.saves_ns is not None and finding.saves_range_ns is not None:
+        return finding.saves_range_ns[1] > finding.saves_ns
+    if not finding.is_about_operator:
+        return False
+    return any(
+        other.change is not None and not other.of_host and (other.saves_ns or 0) > finding.effect_ns
+        for other in others
+    )
 
 
 def _after_what_saves_more(

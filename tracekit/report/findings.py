@@ -13,6 +13,9 @@ from tracekit.findings.collect import find
 from tracekit.findings.families import kind_of
 from tracekit.findings.kind import KINDS, is_bound
 
+BOUND_WORDS = {"≤": "at most", "~": "about"}
+"""Signs before what a finding saves, in words."""
+
 
 def shown_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings that cost or save enough to be shown."""
@@ -116,8 +119,7 @@ def finding_line(finding: Finding, remarks: str = "") -> str:
     """Return a finding in one sentence: what, why, what to do, what that would save, and *remarks* on the saving."""
     saves = ""
     if finding.saving_ns:
-        how_much = "at most " if is_at_most(finding) else ""
-        saved = f"{how_much}{short_ms(finding.saving_ns)}"
+        saved = f"{bound_words(finding)}{short_ms(finding.saving_ns)}"
         remarked = f"; {remarks}" if remarks else ""
         saves = f" (saves {saved} {per_words(finding)}{remarked})"
     return f"{finding.text}: {finding.advice}{saves}"
@@ -142,15 +144,32 @@ def finding_title(finding: Finding) -> str:
     return kind_of(finding).title_of(finding)
 
 
-def is_at_most(finding: Finding) -> bool:
-    """Return whether a finding's effect is shown as a bound: what faster links would save is none.
+def bound_sign(finding: Finding) -> str:
+    """Return the sign before a finding's effect, of which it may save nothing: at most, or about.
 
-    >>> is_at_most(Finding(code="exposed_comm", case="too_little_compute", cost_ns=4, share=0.2, saves_ns=2))
-    False
+    Empty for others; what faster links would save is an assumption and no bound.
+
+    >>> bound_sign(Finding(code="slow_kernel", cost_ns=4, share=0.2))
+    '≤'
+    >>> bound_sign(Finding(code="slow_kernel", cost_ns=4, share=0.2, may_save_more=True))
+    '~'
+    >>> bound_sign(Finding(code="exposed_comm", case="too_little_compute", cost_ns=4, share=0.2, saves_ns=2))
+    ''
     """
     kind = kind_of(finding)
     assumes_links = finding.saving_ns is not None and kind.with_faster_links
-    return is_bound(finding, least_is_unknown=kind.least_is_unknown) and not assumes_links
+    if assumes_links or not is_bound(finding, least_is_unknown=kind.least_is_unknown):
+        return ""
+    return "~" if finding.may_save_more else "≤"
+
+
+def bound_words(finding: Finding) -> str:
+    """Return that sign in words, with the space behind them.
+
+    >>> bound_words(Finding(code="slow_kernel", cost_ns=4, share=0.2))
+    'at most '
+    """
+    return f"{BOUND_WORDS[sign]} " if (sign := bound_sign(finding)) else ""
 
 
 def shared_time(finding: Finding, number: int | None = None) -> str:
@@ -235,7 +254,6 @@ def finding_in_a_log(finding: Finding) -> str:
     if finding.cost_bytes and not finding.cost_ns:
         effect = size(finding.cost_bytes)
     else:
-        how_much = "at most " if is_at_most(finding) else ""
         share = percent(finding.effect_share, digits=0)
-        effect = f"saves {how_much}{short_ms(finding.effect_ns)} ({share})"
+        effect = f"saves {bound_words(finding)}{short_ms(finding.effect_ns)} ({share})"
     return f"{effect}: {finding.text} → {finding.advice}"

@@ -27,9 +27,10 @@ from tracekit.report.blocks import (
     Warnings,
 )
 from tracekit.report.findings import (
+    BOUND_WORDS,
+    bound_sign,
     finding_in_a_log,
     first_findings,
-    is_at_most,
     remarks_on,
 )
 from tracekit.report.notices import telling_notices
@@ -152,7 +153,9 @@ def _findings_heading(findings: Sequence[tuple[int, Finding]], analysis: Analysi
     per = "per step" if analysis.step.is_marked else "of the recording"
     if analysis.role_results.iterations:
         per = "per iteration"
-    bounds = " (≤: at most)" if any(is_at_most(finding) for _, finding in findings) else ""
+    signs = {bound_sign(finding) for _, finding in findings}
+    meanings = [f"{sign}: {words}" for sign, words in BOUND_WORDS.items() if sign in signs]
+    bounds = f" ({', '.join(meanings)})" if meanings else ""
     if len(findings) == 1:
         return f"What to do (→), and what it saves {per}{bounds}:"
     return f"What to do (→), best first; saved {per} by each alone{bounds}:"

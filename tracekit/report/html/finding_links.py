@@ -5,7 +5,7 @@ from __future__ import annotations
 from tracekit._util.text import percent, short_ms, size
 from tracekit.documents.findings import Finding
 from tracekit.findings.families import kind_of
-from tracekit.report.findings import is_at_most, is_of_one_iteration
+from tracekit.report.findings import bound_sign, bound_words, is_of_one_iteration
 
 
 def section_of(finding: Finding) -> str | None:
@@ -14,7 +14,7 @@ def section_of(finding: Finding) -> str | None:
 
 
 def figure_of(finding: Finding) -> str:
-    """Return what a finding is likely to save, behind ≤ at most, as the terminal says it.
+    """Return what a finding is likely to save, behind its sign, as the terminal says it.
 
     >>> figure_of(Finding(code="host_sync", cost_ns=4_000_000, share=0.2, saves_ns=3_000_000))
     '3.00 ms'
@@ -25,7 +25,7 @@ def figure_of(finding: Finding) -> str:
     """
     if finding.cost_bytes and not finding.cost_ns:
         return size(finding.cost_bytes)
-    return f"{'≤ ' if is_at_most(finding) else ''}{short_ms(finding.effect_ns)}"
+    return f"{bound_sign(finding)} {short_ms(finding.effect_ns)}".lstrip()
 
 
 def search_of(finding: Finding) -> str | None:
@@ -58,7 +58,7 @@ def share_words(finding: Finding) -> str:
         return "of memory"
     default = "recording" if finding.evidence.get("steps_marked") is False else "step"
     whole = finding.evidence.get("share_of", default)
-    saved = "saved at most" if is_at_most(finding) else "saved"
+    saved = f"saved {bound_words(finding)}".rstrip()
     if is_of_one_iteration(finding):
         return f"{saved}, once"
     return f"{saved}, {percent(finding.effect_share, digits=0)} of the {whole}"

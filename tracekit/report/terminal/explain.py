@@ -14,7 +14,7 @@ from tracekit.findings.families import kind_of
 from tracekit.findings.kind import is_bound
 from tracekit.graph.change import parse_change
 from tracekit.metrics.step_time import StepSummary
-from tracekit.report.findings import is_at_most, per_words, remarks_on
+from tracekit.report.findings import bound_words, per_words, remarks_on
 from tracekit.report.view import view_of
 from tracekit.report.words import WORDS
 from tracekit.schema import GAP_CAUSES, LABELS, RankEvents
@@ -45,7 +45,6 @@ def explain_finding(analysis: Analysis, number: int) -> str:
         cost = f"{short_ms(finding.cost_ns)} {per_words(finding)}"
     lines.append(f"   costs {cost}")
     if finding.saving_ns is not None:
-        how_much = "at most " if is_at_most(finding) else ""
         low_high = (
             None
             if is_bound(finding, least_is_unknown=kind.least_is_unknown)
@@ -56,7 +55,7 @@ def explain_finding(analysis: Analysis, number: int) -> str:
             if low_high is None
             else f", between {short_ms(low_high[0])} and {short_ms(low_high[1])}"
         )
-        saved = f"{how_much}{short_ms(finding.saving_ns)}"
+        saved = f"{bound_words(finding)}{short_ms(finding.saving_ns)}"
         lines.append(f"   saves {saved}{between}")
     if remarks := remarks_on(finding, number, analysis.step.shown_budget):
         lines.append(f"   {remarks}")

@@ -21,7 +21,7 @@ from tracekit.report.blocks import (
     StepBar,
     Warnings,
 )
-from tracekit.report.findings import finding_title, is_at_most, is_of_one_iteration
+from tracekit.report.findings import bound_sign, finding_title, is_of_one_iteration
 from tracekit.report.terminal.table import stacked_bar
 from tracekit.report.text import wrap_text
 from tracekit.report.view import View
@@ -187,11 +187,10 @@ def saving(finding: Finding) -> str:
     """
     if finding.cost_bytes and not finding.cost_ns:
         return f"{size(finding.cost_bytes):>9} {'':>5}"
-    bound = "≤" if is_at_most(finding) else ""
     share = percent(finding.effect_share, digits=0)
     if is_of_one_iteration(finding):
         share = "once"
-    return f"{bound:<2}{short_ms(finding.effect_ns):>7} {share:>5}"
+    return f"{bound_sign(finding):<2}{short_ms(finding.effect_ns):>7} {share:>5}"
 
 
 def warning_lines(block: Warnings, width: int, *, full: bool) -> list[Text]:
