@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import tracekit
-from tracekit.report import plot
+from tracekit.results import plots
 
 FOLDER = Path(__file__).parent
 PICTURES = FOLDER.parent / "docs/img"
@@ -49,7 +49,7 @@ def main() -> None:
         if sample not in analyses:
             continue
         png = io.BytesIO()
-        plot.draw(analyses[sample], name).savefig(png, format="png", dpi=110, facecolor="white")
+        plots.draw(analyses[sample], name).savefig(png, format="png", dpi=110, facecolor="white")
         target = PICTURES / f"{file_name}.png"
         render.shrink_picture(png.getvalue()).save(target, optimize=True)
         print(f"{target.name}: {target.stat().st_size / 1000:.0f} kB", file=sys.stderr)

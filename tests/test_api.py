@@ -24,9 +24,9 @@ from msgspec import structs
 import tracekit
 from tests.kept import analysis_of
 from tracekit.errors import InputError, OptionError
-from tracekit.report.plot import PLOTS
 from tracekit.report.view import view_of
-from tracekit.report.write import WRITERS
+from tracekit.results.plots import PLOTS
+from tracekit.results.write import WRITERS
 
 pytestmark = pytest.mark.usefixtures("measured_once")
 

@@ -198,6 +198,9 @@ ALLOCATOR_ACTIONS = (
     "oom",
     "snapshot",
 )
+MEMORY_CURVE = pl.Schema({"at_ns": pl.Int64(), "allocated": pl.Int64(), "reserved": pl.Int64()})
+"""Bytes that a rank's program holds and its allocator has reserved, each valid until the next row."""
+
 ALLOCATOR_EVENTS = pl.Schema(
     {
         "at_ns": pl.Int64(),  # on the host's clock

@@ -13,7 +13,7 @@ import pytest
 import tracekit
 from tracekit._util.files import atomic_write, output_folder
 from tracekit.errors import InputError, OutputError
-from tracekit.report.write import PICTURES, WRITERS
+from tracekit.results.write import PICTURES, WRITERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
@@ -79,7 +79,7 @@ from pathlib import Path
 import tracekit
 from tracekit.errors import InputError, OutputError
 from tracekit.run.export import export
-from tracekit.report.write import write
+from tracekit.results.write import write
 from tracekit import ingest
 
 samples, folder, *formats = sys.argv[1:]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.kept import analysis_of
+from tracekit.memory.view import contents_table, lines_table, memory_line
 from tracekit.report.html.page import render_html
 from tracekit.report.markdown import render_markdown
-from tracekit.report.view import view_of
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ def cells(table, row):
 
 
 def test_the_parts_of_the_peak_add_up_to_it(leaking):
-    table = view_of(leaking).memory_contents
+    table = contents_table(leaking)
     row = cells(table, 0)
     parts = [
         row[name] for name in ("weights", "gradients", "optimizer state", "activations", "rest")
@@ -34,7 +34,7 @@ def test_the_parts_of_the_peak_add_up_to_it(leaking):
 
 
 def test_source_lines_are_those_of_the_users_code(leaking):
-    lines = view_of(leaking).memory_lines
+    lines = lines_table(leaking)
     assert any(str(row[0]).startswith("model.py:") for row in lines.rows)
     assert lines.notes == ("rank 0, at its peak",)
 
@@ -48,7 +48,7 @@ def test_all_reports_show_it(leaking):
 
 
 def test_a_run_without_single_allocations_says_nothing(samples):
-    view = view_of(analysis_of(samples / "reload"))
-    assert view.memory_contents is None
-    assert view.memory_lines is None
-    assert view.memory_line is None
+    analysis = analysis_of(samples / "reload")
+    assert contents_table(analysis) is None
+    assert lines_table(analysis) is None
+    assert memory_line(analysis) is None

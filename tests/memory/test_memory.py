@@ -8,9 +8,9 @@ import pytest
 from tracekit.documents.analysis import Peak
 from tracekit.memory.measures.chunk_memory import MIN_CELLS, ChunkMemory, measure_chunk_memory
 from tracekit.memory.measures.phases import add_phases, phase_peaks
-from tracekit.memory.measures.rank_memory import MEMORY_CURVE, measure_rank_memory, thin_curve
+from tracekit.memory.measures.rank_memory import measure_rank_memory, thin_curve
 from tracekit.memory.measures.replay import gpu_memory
-from tracekit.schema import EVENTS, MEMORY, Source, conform
+from tracekit.schema import EVENTS, MEMORY, MEMORY_CURVE, Source, conform
 
 MAIN, ENGINE = 1, 2
 SOURCE = Source("a.json", "kineto", 0, "name")

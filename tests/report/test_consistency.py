@@ -22,6 +22,7 @@ from tracekit._util.text import short_ms
 from tracekit.documents.findings import MIN_SHARE_TO_SHOW
 from tracekit.errors import InputError
 from tracekit.graph.change import parse_change
+from tracekit.memory.view import memory_table
 from tracekit.report.ci import words
 from tracekit.report.findings import bound_sign, finding_in_a_log, finding_line
 from tracekit.report.first_screen import finding_items, first_sentences, headline
@@ -331,7 +332,11 @@ def _combinations(analysis):
 
 def _order_of_ranks(view):
     """Return the tables whose rows are ranks in another order than that of their numbers."""
-    tables = {name: getattr(view, name) for name in ("idle", "memory", "experts")}
+    tables = {
+        "idle": view.idle,
+        "memory": memory_table(view.analysis),
+        "experts": view.experts,
+    }
     for name, table in tables.items():
         ranks = [row[0] for row in table.rows] if table is not None else []
         if ranks != sorted(ranks):

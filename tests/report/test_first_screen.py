@@ -13,6 +13,7 @@ import pytest
 from tests.kept import analysis_of
 from tests.written_findings import written
 from tracekit._util.text import short_ms
+from tracekit.analysis.result import Rooms
 from tracekit.documents.analysis import Budget, StepTime
 from tracekit.documents.findings import Finding
 from tracekit.metrics.step_time import FreeStep, StepSummary
@@ -38,7 +39,7 @@ from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import first_screen, headline, saving
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.view import view_of
-from tracekit.results.finders import all_kinds
+from tracekit.results.rooms import all_kinds
 
 MS = 1_000_000
 RUNS = ("slow-ddp", "1f1b", "megatron-moe", "rl", "reload", "rates")
@@ -140,6 +141,7 @@ def view(**values):
         total=SimpleNamespace(idle_known=True),
         role_results=SimpleNamespace(iterations=(), roles=()),
         step_kinds=(),
+        rooms=Rooms(),
         notices=(),
         rank_results=[0],
         clocks=SimpleNamespace(residual_ns=None),
@@ -154,7 +156,7 @@ def view(**values):
         if hasattr(analysis, name) and name != "clocks":
             setattr(analysis, name, values.pop(name))
     facts = {
-        "run_name": "run", "ranks": "1 rank", "devices": (), "situation": (), "memory_line": None, "role_findings": (),
+        "run_name": "run", "ranks": "1 rank", "devices": (), "role_findings": (),
         "findings": (), "not_wrong": "", "warnings": (), "clocks": None,
     }  # fmt: skip
     return SimpleNamespace(analysis=analysis, **{**facts, **values})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tracekit.report.plot import PLOTS
+from tracekit.results.plots import PLOTS
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,8 @@ from tracekit.pipeline.schedules import generate, simulate
 from tracekit.report import plot
 from tracekit.report.palette import CELL_COLOURS, IDLE_COLOUR, LABEL_COLOURS
 from tracekit.report.schedule.plot import draw_schedule
-from tracekit.report.write import write
+from tracekit.results import plots
+from tracekit.results.write import write
 
 pytestmark = pytest.mark.slow
 
@@ -51,13 +52,13 @@ def words(figure):
     ]
 
 
-@pytest.mark.parametrize("name", plot.PLOTS)
+@pytest.mark.parametrize("name", plots.PLOTS)
 def test_every_plot_is_a_figure_and_takes_axes(pipeline, reload, name):
     for analysis in (pipeline, reload):
-        assert isinstance(plot.draw(analysis, name), Figure)
+        assert isinstance(plots.draw(analysis, name), Figure)
     outer = Figure(figsize=(10, 8))
     first, second = outer.subplots(2, 1)
-    function = {"measured": plot.schedule, "ideal": plot.schedule}.get(name, plot.PLOTS[name])
+    function = {"measured": plot.schedule, "ideal": plot.schedule}.get(name, plots.PLOTS[name])
     assert function(pipeline, ax=second) is outer
     assert not first.collections
     assert not first.patches
@@ -160,12 +161,12 @@ def test_an_excerpt_shows_its_window_and_nothing_else(pipeline):
 
 def test_a_picture_of_nothing_says_why(reload):
     for name in ("schedule", "gap"):
-        assert any("No pipeline schedule was found" in w for w in words(plot.draw(reload, name)))
+        assert any("No pipeline schedule was found" in w for w in words(plots.draw(reload, name)))
 
 
 def test_without_a_name_the_schedule_is_drawn_where_there_is_one(pipeline, reload):
-    assert plot.draw(pipeline).axes[0].get_title(loc="left").startswith("1f1b")
-    assert plot.draw(reload).axes[0].get_title(loc="left") == "Where the time of each rank went"
+    assert plots.draw(pipeline).axes[0].get_title(loc="left").startswith("1f1b")
+    assert plots.draw(reload).axes[0].get_title(loc="left") == "Where the time of each rank went"
 
 
 def test_what_is_not_there_is_named(pipeline):
@@ -213,10 +214,10 @@ def inside(figure):
     )
 
 
-@pytest.mark.parametrize("name", plot.PLOTS)
+@pytest.mark.parametrize("name", plots.PLOTS)
 def test_legends_and_titles_are_not_cut(reload, samples, name):
     for analysis in (reload, analysis_of(samples / "vpp-overlap")):
-        assert inside(plot.draw(analysis, name))
+        assert inside(plots.draw(analysis, name))
 
 
 @pytest.mark.parametrize("name", ["dualpipe", "dualpipev", "interleaved-overlap"])

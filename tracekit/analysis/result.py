@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, overload
 
 import msgspec
 import polars as pl
@@ -196,6 +196,16 @@ class Finder(Protocol):
         """Yield what it finds in a ``findings.context.Context``, as ``findings.kind.FindingKind``."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """What side rooms add to an analysis, so that what finds and shows imports none of them."""
+
+    finders: tuple[Finder, ...] = ()
+    """What looks for findings besides the families of every run."""
+    sections: tuple[Any, ...] = ()
+    """All sections of its reports (``report.sections.Section``), those of rooms in their places; empty: the core's."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Analysis(BaseAnalysis):
     """The analysis of a run as data: where the step's time went on every rank.
@@ -251,8 +261,8 @@ class Analysis(BaseAnalysis):
     """Single events of each rank, for the page; empty for runs of more ranks than can be kept."""
     role_results: RoleResults = field(default_factory=RoleResults)
     """Roles, weight updates and iterations of a run whose ranks have several processes."""
-    finders: tuple[Finder, ...] = ()
-    """What looks for findings besides the families of every run."""
+    rooms: ClassVar[Rooms] = Rooms()
+    """What the side rooms add to what is found and shown: nothing to the core alone, their own in ``results``."""
     document: AnalysisDocument | None = None
     """The document that it was read from; None if it was measured."""
 

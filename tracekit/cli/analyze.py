@@ -264,8 +264,9 @@ def chosen_sections(show: Sequence[str]) -> tuple[tuple[str, ...], bool]:
     if not show:
         return (), False
     from tracekit.report.sections import sections_to_show
+    from tracekit.results.rooms import SECTIONS
 
-    available = sections_to_show()
+    available = sections_to_show(SECTIONS)
     names = [name.strip() for names in show for name in names.split(",")]
     for name in names:
         if name not in (*available, ALL_SECTIONS):
@@ -345,7 +346,7 @@ def _show(
         return
     analysis_as_asked = analysis if critical_path else analysis.without_critical_path()
     if outputs:
-        from tracekit.report.write import write
+        from tracekit.results.write import write
 
         for path in outputs:
             write(analysis if _is_page(path) else analysis_as_asked, path, plot=plot)
@@ -389,7 +390,7 @@ def _check_outputs(paths: Sequence[Path], plot: str | None) -> None:
     """Raise if an output cannot be written, before any work is done."""
     if not paths and plot is None:
         return
-    from tracekit.report.write import PICTURES, check_output
+    from tracekit.results.write import PICTURES, check_output
 
     for path in paths:
         check_output(path, plot=plot)

@@ -35,7 +35,7 @@ def run(
     """Analyse two sample runs, data-parallel training and a pipeline, and write them with their pages."""
     from tracekit.report.terminal.analysis import render
     from tracekit.report.terminal.screen import Screen
-    from tracekit.report.write import write
+    from tracekit.results.write import write
     from tracekit.run.analyze import analyze
 
     copy_runs(find_samples(), output)

@@ -224,7 +224,7 @@ def _write_page(
     to show: figures of a saved analysis without a baseline are not.
     """
     from tracekit.diffs import diff
-    from tracekit.report.write import write
+    from tracekit.results.write import write
 
     if baseline is not None and baseline.runs:
         diff(baseline, candidate, role=role).save(page)

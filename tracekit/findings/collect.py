@@ -60,7 +60,7 @@ def find_kinds(analysis: Analysis) -> tuple[FindingKind, ...]:
     """Return the findings of a run as what they are, in the order of their list."""
     context = Context(analysis)
     says_nothing_of_steps = context.step.is_start_up_alone or context.captured_launches > 0
-    for finder in (*CORE_FINDERS, *analysis.finders):
+    for finder in (*CORE_FINDERS, *analysis.rooms.finders):
         is_of_steps = not finder.independent_of_steps
         lacks_steps = not context.step_ns and not finder.of_iterations
         if not (lacks_steps or (is_of_steps and says_nothing_of_steps)):

@@ -19,11 +19,12 @@ from tracekit.documents.analysis import AllocatorMemory, Memory, WhatIf
 from tracekit.errors import ScheduleError
 from tracekit.graph.schedule_rows import microbatches_row
 from tracekit.memory.combine_contents import complete_contents, find_places
-from tracekit.memory.measures import MEMORY_CURVE, ChunkMemory, RankContents
+from tracekit.memory.measures import ChunkMemory, RankContents
 from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.pipeline.against_ideal import ScheduleComparison
 from tracekit.pipeline.schedules.registry import describe, generate
 from tracekit.pipeline.schedules.schedule import Schedule
+from tracekit.schema import MEMORY_CURVE
 
 
 class RunMemory(msgspec.Struct, frozen=True, eq=False):

@@ -46,9 +46,9 @@ def answer_of(analysis: Analysis) -> Answer:
 def answer_to(tables: Sequence[RankTables], folder: Path) -> Answer:
     """Return the answer to the gathered *tables* of all ranks, whose traces are in *folder*."""
     from tracekit.analysis.combine.combine_ranks import combine
-    from tracekit.results.finders import ROOM_FINDERS
+    from tracekit.results import AnalysisResult
 
-    return answer_of(combine(tables, paths=[str(folder)], schedule="auto", finders=ROOM_FINDERS))
+    return answer_of(AnalysisResult.of(combine(tables, paths=[str(folder)], schedule="auto")))
 
 
 def analyse_apart(files: Sequence[Path]) -> Answer:

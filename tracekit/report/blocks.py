@@ -9,6 +9,7 @@ import msgspec
 
 from tracekit._util.text import percent, short_ms
 from tracekit.documents.findings import Finding
+from tracekit.documents.page import MemoryCharts
 from tracekit.report.notices import NoticeLine
 from tracekit.report.table import Table
 
@@ -118,4 +119,17 @@ class Warnings(msgspec.Struct, frozen=True):
 
 Line = Headline | StepBar | Sentence | FindingItem | Warnings
 """Blocks that are lines of text."""
-Block = Line | Table
+
+
+class PageDrawing(msgspec.Struct, frozen=True):
+    """What the page alone draws, from data of its own; text leaves it out."""
+
+    template: str
+    data: MemoryCharts
+    css: str
+    script: str
+
+
+TextBlock = Line | Table
+"""Blocks that every medium draws."""
+Block = TextBlock | PageDrawing

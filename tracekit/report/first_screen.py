@@ -40,7 +40,13 @@ from tracekit.report.palette import (
     LABEL_COLOURS,
     UNRECORDED_COLOUR,
 )
-from tracekit.report.step_words import origin_of_free_step, times_of_kinds, unusual_steps
+from tracekit.report.sections import all_sections
+from tracekit.report.step_words import (
+    kind_sentence,
+    origin_of_free_step,
+    times_of_kinds,
+    unusual_steps,
+)
 from tracekit.report.view import View
 from tracekit.report.view.operators import REST, compute_parts
 from tracekit.report.words import WORDS
@@ -269,12 +275,12 @@ def _phase_parts(phases: Mapping[str, float]) -> list[BarPart]:
 
 def _situation(view: View) -> Iterator[Sentence]:
     """Yield what is particular about a run: steps of a server, an RL loop, memory, the schedule of a pipeline."""
-    for sentence in view.situation:
-        yield Sentence(sentence)
+    for kind in view.analysis.step_kinds:
+        yield Sentence(kind_sentence(kind))
     if parts := what_computes(view):
         yield Sentence(parts)
-    if view.memory_line is not None:
-        yield Sentence(view.memory_line)
+    for section in all_sections(view):
+        yield from (Sentence(text) for text in section.on_first_screen(view) if text)
     schedule = view.analysis.schedule
     if schedule is None:
         return

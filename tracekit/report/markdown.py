@@ -13,13 +13,13 @@ from tracekit.analysis import Analysis
 from tracekit.documents.coding import known
 from tracekit.documents.diff import DiffDocument
 from tracekit.documents.gate import CheckResult, GateDocument
-from tracekit.report.blocks import Block, FindingItem, Headline, Sentence, StepBar, Warnings
+from tracekit.report.blocks import FindingItem, Headline, Sentence, StepBar, TextBlock, Warnings
 from tracekit.report.ci import finding_words, words
 from tracekit.report.findings import finding_line
 from tracekit.report.first_screen import first_screen, further_findings
 from tracekit.report.gap_words import relevant_notices
 from tracekit.report.notices import notice_sentence
-from tracekit.report.sections import find_section, sections_of
+from tracekit.report.sections import CORE_SECTIONS, all_sections, find_section, sections_of
 from tracekit.report.table import Column, Table, Value, make_table
 from tracekit.report.terminal.first_screen import BAR_LENGTH, draw_bar
 from tracekit.report.text import (
@@ -136,7 +136,7 @@ def _paragraphs(parts: Iterable[str | None]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def draw_block(block: Block) -> str:
+def draw_block(block: TextBlock) -> str:
     """Return a block."""
     match block:
         case Headline():
@@ -247,14 +247,6 @@ def _reload(view: View) -> str:
     return _section("Weight reload", view.reload.facts)
 
 
-def _roles(view: View) -> str:
-    sections = [
-        _section(title, replace(table, notes=(meaning, *table.notes)))
-        for title, (meaning, table) in view.roles.items()
-    ]
-    return "\n\n".join(sections)
-
-
 def _by(view: View) -> str:
     if view.by is None:
         return ""
@@ -301,10 +293,10 @@ def _source(view: View) -> str:
 
 
 DRAWINGS: Mapping[str, Callable[[View], str]] = {
-    "roles": _roles,
     "budget": _budget,
     "beside": lambda view: _section(
-        find_section("beside").title, None if view.matrix is None else view.matrix.table
+        find_section(CORE_SECTIONS, "beside").title,
+        None if view.matrix is None else view.matrix.table,
     ),
     "schedule": _gap,
     "by": _by,
@@ -318,10 +310,10 @@ DRAWINGS: Mapping[str, Callable[[View], str]] = {
 
 def _sections(view: View) -> Iterator[str]:
     """Yield the sections, each drawn by a function of its own or block by block; empty if there is nothing to say."""
-    for section in sections_of("markdown"):
+    for section in sections_of(all_sections(view), "markdown"):
         if section.id in DRAWINGS:
             yield DRAWINGS[section.id](view)
-        elif blocks := section.blocks(view):
+        elif blocks := section.text_blocks(view):
             drawn = "\n\n".join(map(draw_block, blocks))
             yield f"### {markdown(section.title)}\n\n{drawn}"
 

@@ -14,9 +14,9 @@ from tracekit.documents.analysis import Budget, Figures
 from tracekit.documents.findings import Finding
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.step_time import summarize_steps
-from tracekit.report.blocks import Block, Sentence
+from tracekit.report.blocks import Sentence, TextBlock
 from tracekit.report.findings import findings_of
-from tracekit.report.sections import SECTIONS, section_words
+from tracekit.report.sections import all_sections, section_words, sections_of
 from tracekit.report.table import Table
 from tracekit.report.terminal.first_screen import block_lines, first_screen, saving
 from tracekit.report.terminal.screen import Screen
@@ -37,13 +37,13 @@ def analysis_html(analysis: Analysis) -> str:
         parts.append(_folded("All findings", findings_html(findings)))
     parts.append(_folded("Ranks", _rank_table(analysis)))
     words = section_words(view)
-    for section in SECTIONS:
-        if blocks := section.blocks(view):
+    for section in sections_of(all_sections(view), "terminal"):
+        if blocks := section.text_blocks(view):
             parts.append(_folded(section.heading(words), "".join(map(block_html, blocks))))
     return "".join(parts)
 
 
-def block_html(block: Block) -> str:
+def block_html(block: TextBlock) -> str:
     """Return a block of a section.
 
     >>> block_html(Sentence("it waits"))

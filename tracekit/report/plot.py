@@ -20,7 +20,6 @@ from matplotlib.patheffects import withStroke
 from tracekit._util.text import counted, ms, percent, signed
 from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
-from tracekit.memory.plot import flame, memory
 from tracekit.metrics.label_intervals import COMPUTE_SET
 from tracekit.pipeline.against_ideal import WhatIf
 from tracekit.pipeline.against_ideal.comparison import StepComparison
@@ -46,11 +45,8 @@ __all__ = [
     "PLOTS",
     "budget",
     "curve",
-    "draw",
-    "flame",
     "gap",
     "lanes",
-    "memory",
     "overlap",
     "schedule",
     "timeline",
@@ -589,7 +585,7 @@ def lanes_for(present: Sequence[str]) -> Lanes:
     return used
 
 
-PLOTS: dict[str, Callable[..., Figure]] = {
+PLOTS: Mapping[str, Callable[..., Figure]] = {
     "schedule": schedule,
     "measured": lambda analysis, **options: schedule(analysis, show="measured", **options),
     "ideal": lambda analysis, **options: schedule(analysis, show="ideal", **options),
@@ -599,34 +595,5 @@ PLOTS: dict[str, Callable[..., Figure]] = {
     "lanes": lanes,
     "timeline": timeline,
     "curve": curve,
-    "memory": memory,
-    "flame": flame,
 }
-"""Plots by the name that ``--plot`` takes."""
-
-
-def draw(analysis: Analysis, name: str | None = None, **options: Any) -> Figure:
-    """Draw the plot called *name*; by default the schedule where there is one, else the budget.
-
-    *options* are those of the plot's own function.
-
-    >>> from tracekit import analyze
-    >>> draw(analyze("sample_traces/reload"), "pie")
-    Traceback (most recent call last):
-    tracekit.errors.OptionError: there is no plot pie (use schedule, measured, ...)
-    """
-    if name is None:
-        name = "schedule" if analysis.schedule is not None else "budget"
-    function = check_plot(name)
-    if not analysis.total.budget.span_ns:
-        return figures.message_figure(
-            options.get("ax"), "The GPU events of these traces take no time."
-        )
-    return function(analysis, **options)
-
-
-def check_plot(name: str) -> Callable[..., Figure]:
-    """Return the function that draws *name*; raise OptionError for an unknown name."""
-    if name not in PLOTS:
-        raise OptionError(f"there is no plot {name}", hint=f"use {', '.join(PLOTS)}")
-    return PLOTS[name]
+"""Plots by the name that ``--plot`` takes; ``results.plots`` adds those of the side rooms."""

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from tracekit._util.text import counted
-from tracekit.report.blocks import Block
+from tracekit.report.blocks import Block, PageDrawing, TextBlock
 from tracekit.report.view import View
 
 Medium = Literal["terminal", "markdown", "page"]
@@ -24,6 +24,11 @@ TEXT_MEDIA: tuple[Medium, ...] = ("terminal", "markdown")
 
 def nothing(_view: View) -> Sequence[Block | None]:
     """Return no blocks: each medium draws such a section in its own way."""
+    return ()
+
+
+def nothing_said(_view: View) -> Sequence[str | None]:
+    """Return no sentences for the first screen."""
     return ()
 
 
@@ -47,6 +52,8 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     """Tab of the page's navigation that it stands under."""
     build: Callable[[View], Sequence[Block | None]] = nothing
     """Its blocks, which all media draw; those that have more than that draw it under its id."""
+    on_first_screen: Callable[[View], Sequence[str | None]] = nothing_said
+    """What it says of the run on the first screen, a sentence each."""
     when_asked: bool = False
     """Whether the terminal shows it only when it is asked for by name."""
 
@@ -54,20 +61,21 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
         """Return its blocks, without those that have nothing to say."""
         return [block for block in self.build(view) if block is not None]
 
+    def text_blocks(self, view: View) -> list[TextBlock]:
+        """Return its blocks without those that only a page draws."""
+        return [block for block in self.blocks(view) if not isinstance(block, PageDrawing)]
+
     def heading(self, words: Mapping[str, str]) -> str:
         """Return the heading of the terminal."""
         scope = f" ({self.scope})" if self.scope else ""
         return f"{self.title}{scope}".format_map(words)
 
 
-SECTIONS: tuple[Section, ...] = (
+CORE_SECTIONS: tuple[Section, ...] = (
     Section(
         id="timeline", tab="Timeline", title="Timeline", name="Timeline", about="every event of every rank",
         media=("page",),
     ),
-    Section(id="iterations", tab="Roles", title="Iterations", name="Iterations", media=("page",)),
-    Section(id="roles", tab="Roles", title="Roles, iterations and weight updates", name="Roles"),
-    Section(id="weight-updates", tab="Roles", title="Weight updates", name="Weight updates", media=("page",)),
     Section(
         id="budget", tab="Budget", title="Where the {steps}{of_role} went", scope="shares of the span{of_ranks}",
         name="Budget", about="where the {step_or_steps} went",
@@ -137,26 +145,6 @@ SECTIONS: tuple[Section, ...] = (
         part_of="rates", media=TEXT_MEDIA, build=lambda view: [view.experts],
     ),
     Section(
-        id="memory", tab="Memory", title="Memory: the most each rank held (GB)", name="Memory",
-        build=lambda view: [view.memory],
-    ),
-    Section(
-        id="memory-contents", title="Memory: what fills each rank at its peak (GB)",
-        part_of="memory", media=TEXT_MEDIA, build=lambda view: [view.memory_contents],
-    ),
-    Section(
-        id="memory-lines", title="Memory: the source lines that hold most",
-        part_of="memory", media=TEXT_MEDIA, build=lambda view: [view.memory_lines],
-    ),
-    Section(
-        id="memory-account", title="Memory: where it was when it ran out",
-        part_of="memory", media=TEXT_MEDIA, build=lambda view: [view.memory_account],
-    ),
-    Section(
-        id="memory-remedies", title="Memory: what would have made it fit",
-        part_of="memory", media=TEXT_MEDIA, build=lambda view: [view.memory_remedies],
-    ),
-    Section(
         id="stragglers", tab="Critical path", title="Whom the others wait for", name="Waits",
         about="whom the others wait for",
         build=lambda view: [view.waited_for],
@@ -188,46 +176,68 @@ SECTIONS: tuple[Section, ...] = (
         about="how each number is defined", media=("terminal", "page"), when_asked=True,
     ),
 )  # fmt: skip
-"""All sections, in the order of the text reports; the page's template lays out its own."""
+"""The core's sections, in the order of the text reports; ``results.rooms`` adds those of the side rooms."""
 
 
 NEED_OPTIONS = ("by", "changes")
 """Sections that the terminal shows with the options that fill them."""
 
 
-def sections_to_show() -> tuple[str, ...]:
+def insert_sections(
+    sections: Sequence[Section], added: Sequence[Section], *, after: str
+) -> tuple[Section, ...]:
+    """Return *sections* with those that are *added* behind the one of the id *after*.
+
+    >>> extra = Section(id="extra", title="Extra")
+    >>> [section.id for section in insert_sections(CORE_SECTIONS, [extra], after="timeline")][:2]
+    ['timeline', 'extra']
+    """
+    ids = [section.id for section in sections]
+    end = ids.index(after) + 1
+    return (*sections[:end], *added, *sections[end:])
+
+
+def all_sections(view: View) -> tuple[Section, ...]:
+    """Return the sections of an analysis' reports, in order: those of the rooms that were handed to it, too."""
+    return view.analysis.rooms.sections or CORE_SECTIONS
+
+
+def sections_to_show(sections: Sequence[Section]) -> tuple[str, ...]:
     """Return the names of the sections that ``--show`` prints in the terminal, sorted: each with its parts.
 
-    >>> "rates" in sections_to_show(), "products" in sections_to_show()
+    >>> names = sections_to_show(CORE_SECTIONS)
+    >>> "rates" in names, "products" in names
     (True, False)
     """
-    names = {section.part_of or section.id for section in sections_of("terminal")}
+    names = {section.part_of or section.id for section in sections_of(sections, "terminal")}
     return tuple(sorted(names - set(NEED_OPTIONS)))
 
 
-def with_parts(name: str) -> tuple[Section, ...]:
+def with_parts(sections: Sequence[Section], name: str) -> tuple[Section, ...]:
     """Return the sections of the terminal that ``--show`` prints under this name.
 
-    >>> [section.id for section in with_parts("stragglers")]
+    >>> [section.id for section in with_parts(CORE_SECTIONS, "stragglers")]
     ['stragglers', 'imbalance', 'slowdown']
     """
     return tuple(
-        section for section in sections_of("terminal") if name in (section.id, section.part_of)
+        section
+        for section in sections_of(sections, "terminal")
+        if name in (section.id, section.part_of)
     )
 
 
-def sections_of(medium: Medium) -> tuple[Section, ...]:
+def sections_of(sections: Sequence[Section], medium: Medium) -> tuple[Section, ...]:
     """Return the sections that a medium shows, in order."""
-    return tuple(section for section in SECTIONS if medium in section.media)
+    return tuple(section for section in sections if medium in section.media)
 
 
-def find_section(section_id: str) -> Section:
+def find_section(sections: Sequence[Section], section_id: str) -> Section:
     """Return a section by its id.
 
-    >>> find_section("stragglers").title
+    >>> find_section(CORE_SECTIONS, "stragglers").title
     'Whom the others wait for'
     """
-    return next(section for section in SECTIONS if section.id == section_id)
+    return next(section for section in sections if section.id == section_id)
 
 
 def section_words(view: View) -> dict[str, str]:
@@ -275,20 +285,24 @@ TABS = (
 """Tabs of the page's navigation, nine at most."""
 
 
-def page_sections() -> list[Section]:
+def page_sections(sections: Sequence[Section]) -> list[Section]:
     """Return the sections of the page: tab by tab, in the order of the list."""
-    return sorted(sections_of("page"), key=lambda section: TABS.index(section.tab))
+    return sorted(sections_of(sections, "page"), key=lambda section: TABS.index(section.tab))
 
 
-def page_tabs(section_ids: Collection[str]) -> list[tuple[str, list[str]]]:
+def page_tabs(sections: Sequence[Section], drawn: Collection[str]) -> list[tuple[str, list[str]]]:
     """Return the name of each tab that has something to show, and its sections.
 
-    >>> page_tabs(["findings", "overlap", "stragglers"])
+    Args:
+        sections: All sections.
+        drawn: Ids of those that have something to show.
+
+    >>> page_tabs(CORE_SECTIONS, ["findings", "overlap", "stragglers"])
     [('Findings', ['findings']), ('Budget', ['overlap']), ('Critical path', ['stragglers'])]
     """
     ids_of_tab: dict[str, list[str]] = {}
-    for section in page_sections():
-        if section.id in section_ids:
+    for section in page_sections(sections):
+        if section.id in drawn:
             ids_of_tab.setdefault(section.tab, []).append(section.id)
     return list(ids_of_tab.items())
 
@@ -298,5 +312,5 @@ def page_headings(view: View) -> dict[str, tuple[str, str]]:
     words = section_words(view)
     return {
         section.id: (section.name.format_map(words), section.about.format_map(words))
-        for section in sections_of("page")
+        for section in sections_of(all_sections(view), "page")
     }

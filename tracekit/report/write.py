@@ -25,8 +25,6 @@ from tracekit.report.findings import findings_of
 from tracekit.report.text import FORMULA_START, shorten_distinct, spreadsheet_cell
 
 Subject = TypeVar("Subject")
-Renderer = Callable[[Analysis], str | bytes]
-"""Function that returns the content of a file."""
 FIGURE_ROWS = pl.Schema(
     {
         "rank": pl.Int32(),  # null: all ranks
@@ -42,16 +40,6 @@ ROW_FORMATS = (".csv", ".json", ".parquet")
 """Files that the rows of a query can be written to."""
 
 
-def write(analysis: Analysis, path: str | PathLike[str], *, plot: str | None = None) -> None:
-    """Write *analysis* to *path*: .html .json .md .parquet .csv, or the picture *plot* as .png, .svg or .pdf.
-
-    >>> check_output("report.docx")
-    Traceback (most recent call last):
-    tracekit.errors.OptionError: report.docx: cannot write .docx (use .html, .json, ...)
-    """
-    write_file(path, check_output(path, plot=plot)(analysis))
-
-
 def write_by_extension(
     subject: Subject,
     path: str | PathLike[str],
@@ -65,15 +53,6 @@ def write_file(path: str | PathLike[str], content: str | bytes) -> None:
     """Write a file completely or not at all; text as UTF-8."""
     with atomic_write(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
-
-
-def check_output(path: str | PathLike[str], *, plot: str | None = None) -> Renderer:
-    """Return the renderer for a path.
-
-    Raise an error if its extension, the plot or the folder cannot be used.
-    """
-    suffix = check_extension(path, (*WRITERS, *PICTURES))
-    return WRITERS[suffix] if suffix in WRITERS else _picture_renderer(suffix, plot)
 
 
 def check_extension(path: str | PathLike[str], extensions: Collection[str]) -> str:
@@ -109,27 +88,6 @@ def document_of(analysis: Analysis) -> AnalysisDocument:
     if analysis.document is not None:
         return analysis.document
     return build_document(analysis, findings_of=findings_of)
-
-
-def _render_html(analysis: Analysis) -> str:
-    from tracekit.report.html.page import render_html
-
-    return render_html(analysis)
-
-
-def _render_markdown(analysis: Analysis) -> str:
-    from tracekit.report.markdown import render_markdown
-
-    return render_markdown(analysis)
-
-
-def _picture_renderer(extension: str, plot: str | None) -> Renderer:
-    from tracekit.report.figures import render_figure
-    from tracekit.report.plot import check_plot, draw
-
-    if plot is not None:
-        check_plot(plot)
-    return lambda analysis: render_figure(draw(analysis, plot), extension)
 
 
 def figures(analysis: Analysis) -> pl.DataFrame:
@@ -328,13 +286,3 @@ def _as_csv_cells(rows: pl.DataFrame) -> pl.DataFrame:
     texts = cs.by_dtype(pl.String, pl.Categorical, pl.Enum).cast(pl.String)
     is_formula = texts.str.contains(f"^(?:{FORMULA_START.pattern})")
     return cells.with_columns(pl.when(is_formula).then("'" + texts).otherwise(texts).name.keep())
-
-
-WRITERS: dict[str, Renderer] = {
-    ".html": _render_html,
-    ".json": render_json,
-    ".md": _render_markdown,
-    ".parquet": lambda analysis: render_rows(figures(analysis), ".parquet"),
-    ".csv": lambda analysis: render_rows(figures(analysis), ".csv"),
-}
-PICTURES = (".png", ".svg", ".pdf")

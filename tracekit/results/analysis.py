@@ -20,8 +20,9 @@ from tracekit.report.notices import with_messages
 from tracekit.report.terminal.table import render_table
 from tracekit.report.view import View, view_of
 from tracekit.report.view.changed_steps import change_table
-from tracekit.report.write import document_of, write
-from tracekit.results.finders import ROOM_FINDERS
+from tracekit.report.write import document_of
+from tracekit.results.rooms import ROOMS
+from tracekit.results.write import write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,6 +68,8 @@ class AnalysisResult(Analysis, HasDocument):
     >>> analysis.to_dict()["source"]["ranks"]
     [0, 1, 2, 3]
     """
+
+    rooms = ROOMS
 
     @classmethod
     def of(cls, analysis: Analysis) -> AnalysisResult:
@@ -152,8 +155,7 @@ def read_analysis(path: str | PathLike[str]) -> AnalysisResult:
     >>> saved.document.schedule.name, saved.to_dict() == run.to_dict()
     ('1f1b', True)
     """
-    # What may be among its findings is known once the rooms' finders are imported.
-    return AnalysisResult.of(dataclasses.replace(read_saved(path), finders=ROOM_FINDERS))
+    return AnalysisResult.of(read_saved(path))
 
 
 class Plots:
@@ -234,6 +236,6 @@ class Plots:
         return f"<Plots: {', '.join(names)}>"
 
     def _draw(self, name: str, **options: Any) -> Figure:
-        from tracekit.report.plot import draw
+        from tracekit.results.plots import draw
 
         return draw(self._analysis, name, **options)

@@ -1,11 +1,11 @@
 """Roles of a run, its RL iterations and its weight updates: tables, sentences, and what to do about them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tracekit._util.text import format_ranges, ms, percent, short_ms
 from tracekit.analysis import Analysis
 from tracekit.analysis.result import Role, RoleResults
-from tracekit.documents.roles import Iteration, WeightUpdate
+from tracekit.documents.roles import WeightUpdate
 from tracekit.metrics.overlap import ratio
 from tracekit.report.gap_words import is_wait_bound
 from tracekit.report.table import Column, Table, make_table
@@ -20,33 +20,16 @@ MAX_ROLE_ROWS = 32
 """Iterations that a table lists."""
 
 
-def role_tables(analysis: Analysis) -> dict[str, tuple[str, Table]]:
-    """Return the tables of roles, iterations and weight updates by their titles, each with its explanation.
-
-    There is none in a run with one process per rank and without a weight update between processes.
-    """
+def has_roles(analysis: Analysis) -> bool:
+    """Return whether ranks have several processes, or weights are updated between processes."""
     results = analysis.role_results
-    updates_between_processes = results.weight_updates and analysis.reload is None
-    if not results.roles and not results.iterations and not updates_between_processes:
-        return {}
-    iterations = results.iterations[:MAX_ROLE_ROWS]
-    updates = _updates_table(results.weight_updates)
-    phases = "mean over GPUs, a shared one counted once; phases sum to the time"
-    tables = {
-        "Roles": (
-            "each analysed as a run of its own; shares of its ranks' spans",
-            _roles_table(results),
-        ),
-        "Iterations": (phases, _iterations_table(iterations)),
-        "Which role waits for which": ("per rank of the role", _waits_table(iterations)),
-        "Weight updates": ("from the first copy to a device to the last reload", updates),
-    }
-    return {
-        title: (meaning, table) for title, (meaning, table) in tables.items() if table is not None
-    }
+    updates_between_processes = bool(results.weight_updates) and analysis.reload is None
+    return bool(results.roles or results.iterations) or updates_between_processes
 
 
-def _roles_table(results: RoleResults) -> Table | None:
+def roles_table(results: RoleResults) -> Table | None:
+    """Return the roles, what each does and how its time divides; None without any."""
+
     def share(role: Role, ns: int) -> float | None:
         return ratio(ns, role.analysis.total.budget.span_ns)
 
@@ -82,7 +65,9 @@ def _roles_table(results: RoleResults) -> Table | None:
     )
 
 
-def _iterations_table(iterations: Sequence[Iteration]) -> Table | None:
+def iterations_table(results: RoleResults) -> Table | None:
+    """Return the phases of each iteration of an RL loop; None without any."""
+    iterations = results.iterations[:MAX_ROLE_ROWS]
     phases = []
     for phase in WORDS.phases:
         if any(phase in iteration.phase_ns for iteration in iterations):
@@ -111,8 +96,9 @@ def _iterations_table(iterations: Sequence[Iteration]) -> Table | None:
     )
 
 
-def _waits_table(iterations: Sequence[Iteration]) -> Table | None:
+def waits_table(results: RoleResults) -> Table | None:
     """Return what each role waited for in each iteration; None where every iteration has one role."""
+    iterations = results.iterations[:MAX_ROLE_ROWS]
     if all(len(iteration.roles) < 2 for iteration in iterations):
         return None
     outside = "time of the iteration outside the role's phases, in which a GPU is busy in part"
@@ -153,8 +139,9 @@ _UPDATE_LINES: dict[str, Callable[[WeightUpdate], str]] = {
 """Lines of the table of weight updates, and how the figure of an update is written in them."""
 
 
-def _updates_table(updates: Sequence[WeightUpdate]) -> Table | None:
-    """Return the updates as columns, of many the shortest, the median and the longest."""
+def updates_table(results: RoleResults) -> Table | None:
+    """Return the weight updates as columns, of many the shortest, the median and the longest; None without any."""
+    updates = results.weight_updates
     if not updates:
         return None
     updates_by_name = {f"update {number}": update for number, update in enumerate(updates)}

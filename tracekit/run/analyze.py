@@ -28,7 +28,6 @@ from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks, unknown_rank
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.pipeline.reconstruct.parallel_groups import split_layout
 from tracekit.results import AnalysisResult
-from tracekit.results.finders import ROOM_FINDERS
 from tracekit.roles.combine import combine_roles, main_role
 from tracekit.run import driver
 from tracekit.run.measure import SourceWorker
@@ -161,7 +160,6 @@ def analyze(
         combine_tables = partial(
             combine,
             paths=run_input.original_paths or measured.paths,
-            finders=ROOM_FINDERS,
             map_function=pipeline_map(workers, executor),
         )
         # The caller's options describe the main role (schedule, layout, pipeline) or ask about it

@@ -39,7 +39,7 @@ from tracekit.analysis.measure.operators import mean_operators
 from tracekit.analysis.measure.rank_timeline import RankTimeline
 from tracekit.analysis.measure.tables import MIN_EVENTS_TO_GIVE_BACK_MEMORY, RankTables
 from tracekit.analysis.measured import rank_results
-from tracekit.analysis.result import Analysis, Finder, Tables
+from tracekit.analysis.result import Analysis, Tables
 from tracekit.classify.messages import format_messages
 from tracekit.documents.analysis import (
     Bubble,
@@ -96,7 +96,6 @@ def combine(
     best_changes: bool = True,
     critical_path: bool = False,
     pipeline: int | None = None,
-    finders: Sequence[Finder] = (),
     map_function: MapFunction = map,
 ) -> Analysis:
     """Combine the tables of all ranks: match operations, align clocks, compute waits, bubbles and stragglers.
@@ -115,7 +114,6 @@ def combine(
             would save most.
         critical_path: Add the critical path.
         pipeline: Pipeline to show, counted from 0; by default the slowest.
-        finders: What looks for findings besides the families of every run.
         map_function: Maps the comparison over the pipelines of a large run, for example in worker
             processes.
 
@@ -215,7 +213,6 @@ def combine(
         step_kinds=step_kinds,
         workload=workload,
         events=_events_with_causes(ranks, operations),
-        finders=tuple(finders),
     )
 
 

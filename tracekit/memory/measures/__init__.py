@@ -4,11 +4,10 @@ from tracekit.memory.measures.chunk_memory import ChunkMemory, measure_chunk_mem
 from tracekit.memory.measures.measure import history_notices, measure_memory
 from tracekit.memory.measures.phases import MEMORY_PHASES
 from tracekit.memory.measures.rank_contents import MemoryHistory, RankContents, measure_contents
-from tracekit.memory.measures.rank_memory import MEMORY_CURVE, RankMemory, measure_rank_memory
+from tracekit.memory.measures.rank_memory import RankMemory, measure_rank_memory
 from tracekit.memory.measures.replay import Replay, gpu_memory, replay_snapshot
 
 __all__ = [
-    "MEMORY_CURVE",
     "MEMORY_PHASES",
     "ChunkMemory",
     "MemoryHistory",

@@ -14,12 +14,11 @@ from tracekit.memory.measures.chunk_memory import ChunkMemory, measure_chunk_mem
 from tracekit.memory.measures.phases import add_phases, phase_peaks
 from tracekit.memory.measures.rank_contents import RankContents
 from tracekit.memory.measures.replay import gpu_memory
-from tracekit.schema import Source
+from tracekit.schema import MEMORY_CURVE, Source
 
 MAX_CURVE_POINTS = 200
 """Points of a rank's memory curve; each is the maximum of its stretch of time, so that no peak is
 lost."""
-MEMORY_CURVE = pl.Schema({"at_ns": pl.Int64(), "allocated": pl.Int64(), "reserved": pl.Int64()})
 
 
 class RankMemory(msgspec.Struct, frozen=True, eq=False):

@@ -23,7 +23,6 @@ from tracekit.analysis.measure.rank_timeline import RankTimeline
 from tracekit.documents import page as documents
 from tracekit.graph.critical_path import CriticalPath
 from tracekit.intervals import union
-from tracekit.memory.measures import MEMORY_CURVE
 from tracekit.metrics import label_intervals
 from tracekit.pipeline.against_ideal import StepComparison
 from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pack_json
@@ -37,6 +36,7 @@ from tracekit.schema import (
     EXPOSURE_CAUSES,
     GAP_CAUSES,
     LABELS,
+    MEMORY_CURVE,
     PASSES,
     conform,
 )

@@ -1,6 +1,7 @@
 """HTML pages of an analysis and of a diff: each is one file that opens offline, with charts from packed data."""
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -10,8 +11,7 @@ from tracekit.analysis.combine.spread import FIGURES, Figure, Spread, by_rank
 from tracekit.documents.analysis import Figures
 from tracekit.documents.diff import DiffDocument, Waterfall
 from tracekit.documents.page import DiffData, DiffSide, PageData, RankRemark, ScheduleChoice
-from tracekit.memory.page_charts import charts_of_analysis
-from tracekit.report.blocks import FindingItem, Headline, Line, Sentence
+from tracekit.report.blocks import FindingItem, Headline, Line, PageDrawing, Sentence
 from tracekit.report.ci import finding_words, words
 from tracekit.report.first_screen import first_screen, further_findings
 from tracekit.report.html.charts import (
@@ -25,7 +25,7 @@ from tracekit.report.html.drawings import phase_drawing, update_drawings
 from tracekit.report.html.finding_links import section_of
 from tracekit.report.html.places import PathNames, busiest_rank, different_ranks, places_on_page
 from tracekit.report.html.templates import render_page
-from tracekit.report.sections import page_headings, page_sections, page_tabs
+from tracekit.report.sections import all_sections, page_headings, page_sections, page_tabs
 from tracekit.report.view import input_path, view_of
 from tracekit.report.view.changed_steps import changed_lanes
 from tracekit.report.view.pipeline import Rung, waterfall
@@ -73,25 +73,28 @@ def render_html(analysis: Analysis) -> str:
     places = places_on_page(view.findings, clock, ranks, busiest=busiest)
     facts, blocks = _arrange(first_screen(view))
     paths = PathNames(analysis.paths or view.paths)
-    memory = charts_of_analysis(analysis)
+    sections = all_sections(view)
+    blocks_of = {section.id: section.blocks(view) for section in page_sections(sections)}
+    drawings = []
+    for blocks_of_section in blocks_of.values():
+        drawings += [block for block in blocks_of_section if isinstance(block, PageDrawing)]
     return render_page(
         "page.html.j2",
-        css=["page.css", *(["memory.css"] if memory is not None else [])],
-        scripts=[*TIMELINE_SCRIPTS, *(["memory.js"] if memory is not None else []), "page.js"],
+        css=["page.css", *(drawing.css for drawing in drawings)],
+        scripts=[*TIMELINE_SCRIPTS, *(drawing.script for drawing in drawings), "page.js"],
         data=PageData(
             schedule,
             timelines,
             path=view.input_path and paths.shorten(view.input_path),
             findings=places,
             different=different_ranks(view.findings, view.fleet, busiest=busiest),
-            memory=memory,
+            memory=next((drawing.data for drawing in drawings), None),
         ),
-        memory_charts=memory is not None,
         v=view,
         headings=page_headings(view),
-        section_ids=[section.id for section in page_sections()],
-        blocks_of={section.id: section.blocks(view) for section in page_sections()},
-        tabs=page_tabs,
+        section_ids=list(blocks_of),
+        blocks_of=blocks_of,
+        tabs=partial(page_tabs, sections),
         places={finding.number: finding.places for finding in places},
         facts=facts,
         blocks=blocks,
@@ -110,7 +113,9 @@ def render_html(analysis: Analysis) -> str:
         iterations=iterations,
         compute_labels=",".join(TIMELINE_LANES["compute"]),
         phase_drawing=phase_drawing(analysis),
-        update_drawings=update_drawings(analysis, clock) if view.roles else None,
+        update_drawings=update_drawings(analysis, clock)
+        if blocks_of.get("weight-updates")
+        else None,
         choices=len(choices),
         choice_name=_choice_name(choices),
     )

@@ -13,7 +13,7 @@ from rich.text import Text
 from tracekit._util.text import counted, percent
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import RankFigures
-from tracekit.report.blocks import Block
+from tracekit.report.blocks import TextBlock
 from tracekit.report.first_screen import finding_items
 from tracekit.report.palette import (
     BAD,
@@ -25,6 +25,7 @@ from tracekit.report.palette import (
 )
 from tracekit.report.sections import (
     Section,
+    all_sections,
     find_section,
     section_words,
     sections_of,
@@ -212,14 +213,6 @@ def reload(view: View, width: int) -> RenderableType | None:
     return stack(render_table(view.reload.facts, width), render_table(view.reload.lanes, width))
 
 
-def roles(view: View, width: int) -> RenderableType | None:
-    """Show the roles of a run, its RL iterations, which role waits for which, and its weight updates."""
-    parts: list[RenderableType | None] = []
-    for title, (meaning, table) in view.roles.items():
-        parts += [Text(f"{title} ({meaning})", style="italic"), render_table(table, width)]
-    return stack(*parts)
-
-
 def warnings(view: View, width: int) -> RenderableType | None:
     """List the warnings: what was lost, missing or chosen on the way."""
     if not view.warnings:
@@ -379,7 +372,6 @@ def requested_changes(view: View, width: int) -> RenderableType | None:
 
 
 DRAWINGS: Mapping[str, Drawing] = {
-    "roles": roles,
     "budget": budget,
     "ranks": many_ranks,
     "compute": compute,
@@ -411,7 +403,7 @@ SHORT_TITLES = {"schedule": "Schedule"}
 BRIEF_TITLES = {"schedule": "What other schedules would take"}
 
 
-def draw_block(block: Block, width: int) -> RenderableType | None:
+def draw_block(block: TextBlock, width: int) -> RenderableType | None:
     """Return a block of a section."""
     if isinstance(block, Table):
         return render_table(block, width)
@@ -423,7 +415,7 @@ def draw_section(section: Section, view: View, width: int) -> RenderableType | N
     drawing = DRAWINGS.get(section.id)
     if drawing is not None:
         return drawing(view, width)
-    return stack(*(draw_block(block, width) for block in section.blocks(view)))
+    return stack(*(draw_block(block, width) for block in section.text_blocks(view)))
 
 
 def chosen_sections(
@@ -433,10 +425,12 @@ def chosen_sections(
     words = section_words(view) | {"of_ranks": _ranks_drawn(view)}
     drawings = BRIEF_DRAWINGS if brief else SHORT_DRAWINGS
     titles = BRIEF_TITLES if brief else SHORT_TITLES
-    chosen = tuple(section for section in sections_of("terminal") if not section.when_asked)
+    chosen = tuple(
+        section for section in sections_of(all_sections(view), "terminal") if not section.when_asked
+    )
     if brief or not full:
-        chosen = tuple(find_section(section_id) for section_id in drawings)
-    chosen_by_name = [(name, with_parts(name)) for name in asked]
+        chosen = tuple(find_section(all_sections(view), section_id) for section_id in drawings)
+    chosen_by_name = [(name, with_parts(all_sections(view), name)) for name in asked]
     asked_ids = {section.id for _, parts in chosen_by_name for section in parts}
     chosen = tuple(section for section in chosen if section.id not in asked_ids)
     for section in chosen:
@@ -452,5 +446,8 @@ def chosen_sections(
         drawn = [(section.heading(words), draw_section(section, view, width)) for section in parts]
         with_content = [(title, body) for title, body in drawn if body is not None]
         if not with_content:
-            yield find_section(name).heading(words), Text("  nothing of this run", style="dim")
+            yield (
+                find_section(all_sections(view), name).heading(words),
+                Text("  nothing of this run", style="dim"),
+            )
         yield from with_content

@@ -16,8 +16,6 @@ from tracekit.analysis.combine.spread import MANY_RANKS, spread
 from tracekit.documents.findings import Finding
 from tracekit.errors import Notice
 from tracekit.findings.families import kind_of
-from tracekit.memory.view import contents_table, lines_table, memory_line, memory_table
-from tracekit.memory.view_out_of_memory import account_table_of, remedies_table_of
 from tracekit.report.blocks import Sentence
 from tracekit.report.clock_words import badge_of
 from tracekit.report.findings import (
@@ -27,7 +25,6 @@ from tracekit.report.findings import (
 )
 from tracekit.report.gap_words import missing_ranks_named, relevant_notices
 from tracekit.report.notices import NoticeLine, shorten_notices, telling_notices
-from tracekit.report.step_words import kind_sentence
 from tracekit.report.table import Table
 from tracekit.report.view import idle as idle_tables
 from tracekit.report.view import kernels as kernel_tables
@@ -48,11 +45,6 @@ from tracekit.report.view.copies import copy_table, reload_view
 from tracekit.report.view.path import path_view
 from tracekit.report.view.pipeline import ScheduleView, unnamed_phases
 from tracekit.report.words import WORDS
-from tracekit.roles.view import (
-    role_tables,
-    step_summary,
-    update_summary,
-)
 
 __all__ = ["View", "input_path", "view_of"]
 
@@ -159,17 +151,6 @@ class View:
     """Activities of the host while the GPU waited for its next launch."""
     hiding = computed(hiding_table)
     """Slowdown of compute that runs beside communication."""
-    memory = computed(memory_table)
-    memory_contents = computed(contents_table)
-    """What fills each rank's memory at its peak."""
-    memory_line = computed(memory_line)
-    """How full the fullest rank is, and with what."""
-    memory_lines = computed(lines_table)
-    """Source lines that hold most of the fullest rank's memory."""
-    memory_account = computed(account_table_of)
-    """Where the memory was when a request failed."""
-    memory_remedies = computed(remedies_table_of)
-    """What would have made the request fit."""
     stragglers = computed(straggler_tables.stragglers)
     waited_for = computed(straggler_tables.straggler_table)
     """The stragglers as a table."""
@@ -181,9 +162,6 @@ class View:
     """Copies by label, summed over ranks."""
     copies_by_rank = computed(partial(copy_table, by_rank=True))
     reload = computed(reload_view)
-    roles = computed(role_tables)
-    """Tables of roles, iterations and weight updates of a run whose ranks have several
-    processes."""
     clocks = computed(badge_of)
     """How well the ranks' clocks agree; None for one rank."""
     fleet = computed(
@@ -203,21 +181,6 @@ class View:
     def role_findings(self) -> tuple[Finding, ...]:
         """The findings about iterations and weight updates, with which the list begins; empty for other runs."""
         return tuple(finding for finding in self.findings if kind_of(finding).of_iterations)
-
-    @cached_property
-    def situation(self) -> tuple[str, ...]:
-        """The steps of an inference server by kind, or the training step of an RL loop and its longest weight update.
-
-        A sentence each; empty for other runs.
-        """
-        # A finding about what surrounds the moving of weights says how long moving takes.
-        is_stated = any(kind_of(finding).states_moving_time for finding in self.role_findings)
-        update = None if is_stated else update_summary(self.analysis)
-        sentences_of_roles = (step_summary(self.analysis), update)
-        return (
-            *(kind_sentence(kind) for kind in self.analysis.step_kinds),
-            *(sentence for sentence in sentences_of_roles if sentence),
-        )
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
