@@ -131,7 +131,7 @@ def test_marks_are_handed_down_to_what_lies_inside(rows, marks):
 
 @settings(deadline=None, max_examples=30)
 @given(
-    OPS, st.lists(st.integers(-1, 24), max_size=12), st.lists(st.booleans(), min_size=7, max_size=7)
+    OPS, st.lists(st.integers(0, 24), max_size=12), st.lists(st.booleans(), min_size=7, max_size=7)
 )
 def test_climbing_finds_the_nearest_that_is_wanted(rows, queried, wanted):
     parent, is_op, name, _ = tree(rows)

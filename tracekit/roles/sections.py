@@ -50,19 +50,16 @@ ROLE_SECTIONS = (
     ),
     Section(
         id="roles", tab="Roles", title="Roles", name="Roles", build=_table(roles_table),
-        scope="each analysed as a run of its own; shares of its ranks' spans",
     ),
     Section(
         id="role-iterations", title="Iterations", part_of="roles", media=TEXT_MEDIA, build=_table(iterations_table),
-        scope="mean over GPUs, a shared one counted once; phases sum to the time",
     ),
     Section(
         id="role-waits", title="Which role waits for which", part_of="roles", media=TEXT_MEDIA,
-        build=_table(waits_table), scope="per rank of the role",
+        build=_table(waits_table),
     ),
     Section(
         id="role-updates", title="Weight updates", part_of="roles", media=TEXT_MEDIA, build=_table(updates_table),
-        scope="from the first copy to a device to the last reload",
     ),
     Section(
         id="weight-updates", tab="Roles", title="Weight updates", name="Weight updates", media=("page",),

@@ -59,8 +59,10 @@ def roles_table(results: RoleResults) -> Table | None:
     return make_table(
         columns,
         results.roles,
-        caption="Each role is analysed as a run of its own; shares of its ranks' spans. The sections below are of the "
-        "main role, the timeline is of all; --role NAME shows another",
+        notes=[
+            "each analysed as a run of its own; shares of its ranks' spans; the other sections are of the main role, "
+            "a page's timeline is of all"
+        ],
         search=lambda role: f'role:"={role.name}"',
     )
 
@@ -92,7 +94,7 @@ def iterations_table(results: RoleResults) -> Table | None:
     return make_table(
         columns,
         rows,
-        caption="Mean over GPUs, one that roles share counted once; phases sum to the time",
+        notes=["mean over GPUs, a shared one counted once; phases sum to the time"],
     )
 
 
@@ -124,7 +126,7 @@ def waits_table(results: RoleResults) -> Table | None:
                     wait.waited_ns.get(other),
                 )
             )
-    return make_table(columns, rows, caption="Mean over the role's ranks")
+    return make_table(columns, rows, notes=["mean over the role's ranks"])
 
 
 _UPDATE_LINES: dict[str, Callable[[WeightUpdate], str]] = {
@@ -166,7 +168,9 @@ def updates_table(results: RoleResults) -> Table | None:
     return make_table(
         columns,
         rows,
-        caption="From the first copy to a device to the last reload; the lines after + lead from the ideal to the time",
+        notes=[
+            "from the first copy to a device to the last reload; the lines after + lead from the ideal to the time"
+        ],
     )
 
 
