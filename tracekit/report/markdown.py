@@ -271,7 +271,7 @@ def _kernels(view: View) -> str:
 
 def _operators(view: View) -> str:
     table = view.operators
-    title = find_section("operators").title
+    title = find_section(CORE_SECTIONS, "operators").title
     return folded(title, render_table(table, fold=False)) if table else ""
 
 
