@@ -42,7 +42,7 @@ from tracekit.report.view.pipeline import Rung
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 
 __all__ = [
-    "PLOTS",
+    "CORE_PLOTS",
     "budget",
     "curve",
     "gap",
@@ -585,7 +585,7 @@ def lanes_for(present: Sequence[str]) -> Lanes:
     return used
 
 
-PLOTS: Mapping[str, Callable[..., Figure]] = {
+CORE_PLOTS: Mapping[str, Callable[..., Figure]] = {
     "schedule": schedule,
     "measured": lambda analysis, **options: schedule(analysis, show="measured", **options),
     "ideal": lambda analysis, **options: schedule(analysis, show="ideal", **options),

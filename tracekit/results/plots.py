@@ -11,7 +11,7 @@ from tracekit.analysis import Analysis
 from tracekit.errors import OptionError
 from tracekit.memory.plot import flame, memory
 from tracekit.report import figures
-from tracekit.report.plot import PLOTS as CORE_PLOTS
+from tracekit.report.plot import CORE_PLOTS
 
 PLOTS: Mapping[str, Callable[..., Figure]] = {**CORE_PLOTS, "memory": memory, "flame": flame}
 """Plots by the name that ``--plot`` takes."""

@@ -1,4 +1,4 @@
-"""What the side rooms add to every analysis: their findings, and their sections among those of the core."""
+"""Findings and sections of the side rooms, which every analysis has besides those of the core."""
 
 from collections.abc import Mapping
 
