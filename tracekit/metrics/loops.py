@@ -8,13 +8,13 @@ operators, never by shapes.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Ints
+from tracekit._util.arrays import Bools, Ints
 from tracekit._util.columns import to_int64
 from tracekit._util.shapes import parse_list
 
@@ -22,6 +22,12 @@ MAX_PERIOD = 40
 """Operators of a body, at most; layers of a model have more."""
 MIN_LOOP_REPETITIONS = 16
 """Repetitions from which a run is a loop."""
+MIN_PROVEN_REPETITIONS = 4
+"""Repetitions from which a run is a loop where an integer counts in it, or where what it makes is joined behind it:
+layers of a model do neither."""
+MAX_RECORDED_LIST = 30
+"""Tensors of a list up to which PyTorch's profiler records their sizes."""
+JOINING_OPERATORS = ("aten::cat", "aten::stack")
 MAX_SHARE_BETWEEN = 0.25
 """Operators between two runs of the same body over those of the body, up to which they are one loop: some
 repetitions have an operator more or less."""
@@ -42,6 +48,7 @@ LOOPS = pl.Schema(
         "has_products": pl.Boolean(),
         "has_cell": pl.Boolean(),  # whether it holds a cell of a recurrent network
         "counts": pl.Boolean(),  # whether a concrete integer counts up or down in it
+        "joined": pl.Boolean(),  # whether the results of its repetitions are concatenated or stacked behind it
         "first_sequence": pl.Int64(),  # of its operators' numbers for autograd; null: no backward follows
         "last_sequence": pl.Int64(),
     }
@@ -67,16 +74,16 @@ def find_loops(events: pl.DataFrame, threads: Collection[int]) -> pl.DataFrame:
         threads: Threads that launch GPU work.
 
     >>> starts = [number * 10 for number in range(80)]
+    >>> unknown = dict.fromkeys(("concrete", "shapes", "sequence"))
     >>> events = pl.DataFrame({"kind": "cpu_op", "name": ["aten::pow", "aten::sum"] * 40, "tid": 1, "step": 1,
-    ...     "start_ns": starts, "end_ns": [start + 5 for start in starts], "concrete": None, "sequence": None})
+    ...     "start_ns": starts, "end_ns": [start + 5 for start in starts], **unknown})
     >>> find_loops(events, [1]).select("repetitions", "body", "counts").row(0)
     (40, 'aten::pow aten::sum', False)
     """
     ops = _outermost(events, threads)
     tables = [LOOPS.to_frame()]
     for (tid, _), of_step in ops.group_by("tid", "step", maintain_order=True):
-        codes = of_step["name"].rank("dense").to_numpy().astype(np.int64)
-        rows = [_describe(of_step, run, tid) for run in _runs(codes)]
+        rows = [_describe(of_step, run, tid) for run in _runs_of_step(of_step)]
         tables.append(pl.DataFrame(rows, schema=LOOPS))
     return pl.concat(tables).with_columns(loop=pl.int_range(pl.len(), dtype=pl.Int32))
 
@@ -84,20 +91,44 @@ def find_loops(events: pl.DataFrame, threads: Collection[int]) -> pl.DataFrame:
 def _outermost(events: pl.DataFrame, threads: Collection[int]) -> pl.DataFrame:
     """Return the operators of threads that no other operator called, those of the backward apart."""
     is_op = (pl.col("kind") == "cpu_op") & pl.col("tid").is_in(list(threads))
-    columns = ("name", "tid", "step", "start_ns", "end_ns", "concrete", "sequence")
+    columns = ("name", "tid", "step", "start_ns", "end_ns", "concrete", "shapes", "sequence")
     ops = events.select("kind", *columns).filter(is_op)
     ops = ops.sort("tid", "start_ns", -pl.col("end_ns"))
     end_before = pl.col("end_ns").cum_max().shift(1).over("tid")
     outermost = ops.filter((pl.col("start_ns") >= end_before).fill_null(value=True))
-    outermost = outermost.with_columns(pl.col("name", "concrete").cast(pl.String))
+    outermost = outermost.with_columns(pl.col("name", "concrete", "shapes").cast(pl.String))
     return outermost.filter(~pl.col("name").str.contains(_BACKWARD_OPERATORS))
 
 
-def _runs(codes: Ints) -> list[_RepeatedRun]:
-    """Return the longest runs of each period, the shortest period first; each operator is in one run."""
+def _runs_of_step(ops: pl.DataFrame) -> list[_RepeatedRun]:
+    """Return the runs of a step that are loops: those that repeat often, and short ones that show to be one."""
+    codes = ops["name"].rank("dense").to_numpy().astype(np.int64)
     taken = np.zeros(len(codes), np.bool_)
+
+    def repeats_often(run: _RepeatedRun) -> bool:
+        return run.stop - run.first >= MIN_LOOP_REPETITIONS * run.period
+
+    def is_proven(run: _RepeatedRun) -> bool:
+        is_long_enough = run.stop - run.first >= MIN_PROVEN_REPETITIONS * run.period
+        if not is_long_enough:
+            return False
+        return _is_joined(ops, run) or _counts(ops[run.first : run.stop], run.period)
+
+    runs = _take_runs(codes, taken, first_period=1, is_loop=repeats_often)
+    runs += _take_runs(codes, taken, first_period=2, is_loop=is_proven)
+    return sorted(runs)
+
+
+def _take_runs(
+    codes: Ints,
+    taken: Bools,
+    *,
+    first_period: int,
+    is_loop: Callable[[_RepeatedRun], bool],
+) -> list[_RepeatedRun]:
+    """Return the longest runs of each period, the shortest period first, and mark their operators as *taken*."""
     found: list[_RepeatedRun] = []
-    for period in range(1, min(MAX_PERIOD, len(codes) // 2) + 1):
+    for period in range(first_period, min(MAX_PERIOD, len(codes) // 2) + 1):
         repeats = codes[period:] == codes[:-period]
         edges = np.flatnonzero(np.diff(np.concatenate([[0], repeats.astype(np.int8), [0]])))
         pieces = [
@@ -106,10 +137,10 @@ def _runs(codes: Ints) -> list[_RepeatedRun]:
             if stop - first >= period and not taken[first : stop + period].any()
         ]
         for run in _joined(codes, pieces):
-            if run.stop - run.first >= MIN_LOOP_REPETITIONS * period:
+            if is_loop(run):
                 taken[run.first : run.stop] = True
                 found.append(run)
-    return sorted(found)
+    return found
 
 
 def _joined(codes: Ints, pieces: list[_RepeatedRun]) -> list[_RepeatedRun]:
@@ -142,9 +173,27 @@ def _describe(ops: pl.DataFrame, run: _RepeatedRun, tid: object) -> dict[str, ob
         "has_products": bool(body.str.contains(PRODUCT_OPERATORS).any()),
         "has_cell": bool(body.str.contains(RECURRENT_CELLS).any()),
         "counts": _counts(members, run.period),
+        "joined": _is_joined(ops, run),
         "first_sequence": sequences.min(),
         "last_sequence": sequences.max(),
     }
+
+
+def _is_joined(ops: pl.DataFrame, run: _RepeatedRun) -> bool:
+    """Return whether a run's results are joined behind it: one operator takes a tensor of each repetition.
+
+    The sizes of long lists are not recorded: one behind as many repetitions is theirs.
+    """
+    repetitions = (run.stop - run.first) // run.period
+    following = ops.slice(run.stop, run.period)
+    joining = following.filter(pl.col("name").is_in(JOINING_OPERATORS))
+    for text in joining["shapes"].drop_nulls().head(1):
+        tensors = (parse_list(text) or [[]])[0]
+        if abs(len(tensors) - repetitions) <= 1 or (
+            not tensors and repetitions >= MAX_RECORDED_LIST
+        ):
+            return True
+    return False
 
 
 def _counts(members: pl.DataFrame, period: int) -> bool:

@@ -4,6 +4,7 @@ from tracekit.metrics.alternatives.attention import CausalKernel
 from tracekit.metrics.alternatives.entry import Alternative
 from tracekit.metrics.alternatives.images import ChannelsFirst
 from tracekit.metrics.alternatives.loops import (
+    BatchedIndex,
     ClipLoop,
     GroupedProducts,
     RareResults,
@@ -21,6 +22,7 @@ ALTERNATIVES: tuple[Alternative, ...] = (
     ChannelsFirst(),
     RecurrentModule(),
     GroupedProducts(),
+    BatchedIndex(),
     ClipLoop(),
     TensorLoop(),
     RareResults(),

@@ -120,6 +120,10 @@ _IS_OF_TENSORS = (
 """Loops over tensors, one after the other, that one call takes all of."""
 
 
+_HAS_INDEX = pl.col("counts") | pl.col("joined")
+"""Loops over an index: it counts, or what each repetition makes is joined behind it."""
+
+
 class ClipLoop(_LoopAlternative, frozen=True, kw_only=True):
     """Gradients are clipped one by one by hand."""
 
@@ -155,7 +159,8 @@ class TensorLoop(_LoopAlternative, frozen=True, kw_only=True):
         is_forward = pl.col("first_sequence").is_not_null() & ~pl.col("is_clipping")
         trains = bool(rank.events.select(pl.col("node").is_not_null().any()).item())
         is_differentiated = is_forward if trains else pl.lit(value=False)
-        return _IS_OF_TENSORS & ~pl.col("is_clipping") & ~is_differentiated & ~pl.col("counts")
+        is_other = ~pl.col("is_clipping") & ~is_differentiated & ~_HAS_INDEX
+        return _IS_OF_TENSORS & is_other
 
     def price(self, events: pl.DataFrame, rank: RankWork) -> pl.DataFrame:
         return _few_launches(events, rank)
@@ -192,7 +197,7 @@ class GroupedProducts(_LoopAlternative, frozen=True, kw_only=True):
     caveat = "A grouped product needs one type and a GPU that has it; a batched one pads groups to one size."
 
     def selects(self, rank: RankWork) -> pl.Expr:
-        return pl.col("has_products") & pl.col("counts") & ~pl.col("has_cell")
+        return pl.col("has_products") & _HAS_INDEX & ~pl.col("has_cell")
 
     def price(self, events: pl.DataFrame, rank: RankWork) -> pl.DataFrame:
         once_ns = pl.col("ns") / pl.col("repetitions")
@@ -211,6 +216,26 @@ class GroupedProducts(_LoopAlternative, frozen=True, kw_only=True):
             high_ns=pl.when(stays).then("ns").otherwise(2 * once_ns),
             host_share=1 / pl.col("repetitions"),
         )
+
+
+class BatchedIndex(_LoopAlternative, frozen=True, kw_only=True):
+    """Work without products is done for one index after the other: a sample, a token, a time step."""
+
+    change = "batch the loop"
+    rests_on = "loops over an index are done for all of it at once"
+    case = "index"
+    says = "work is done one index after the other: {what}"
+    advises = (
+        "do it for all at once, with the index as a dimension (one call on the whole tensor, `torch.vmap`); where "
+        "each needs the one before, use a scan (`torch.cumsum`, `torch.cumprod`) or compile the loop"
+    )
+    caveat = "Whether a repetition needs what the one before made is not recorded."
+
+    def selects(self, rank: RankWork) -> pl.Expr:
+        return _IS_OF_TENSORS & _HAS_INDEX & ~pl.col("is_clipping")
+
+    def price(self, events: pl.DataFrame, rank: RankWork) -> pl.DataFrame:
+        return _once(events, rank)
 
 
 class RecurrentModule(_LoopAlternative, frozen=True, kw_only=True):
@@ -235,6 +260,22 @@ class RecurrentModule(_LoopAlternative, frozen=True, kw_only=True):
             high_ns=pl.col("ns"),
             host_share=1 / pl.col("repetitions"),
         )
+
+
+def _once(events: pl.DataFrame, rank: RankWork) -> pl.DataFrame:
+    """Return events of loops over an index: each operator runs once for all, as long as its memory moves."""
+    once_ns = pl.col("ns").sum().over("loop", "op", "node") / pl.col("repetitions")
+    alike = pl.len().over("loop", "op", "node")
+    moved = pl.col("bytes").sum().over("loop", "op", "node")
+    events = events.with_columns(group="row", alike=alike, once_ns=once_ns, moved=moved)
+    durations = rank.speeds.memory_ns(events["moved"].fill_null(0).to_numpy().astype(np.float64))
+    if durations is None:
+        durations = (np.zeros(events.height),) * 3
+    names = ("low_ns", "likely_ns", "high_ns")
+    columns = {}
+    for name, values in zip(names, durations, strict=True):
+        columns[name] = pl.max_horizontal("once_ns", pl.Series(values)) / pl.col("alike")
+    return events.with_columns(**columns, host_share=1 / pl.col("repetitions"))
 
 
 def _few_launches(events: pl.DataFrame, rank: RankWork) -> pl.DataFrame:
