@@ -25,8 +25,6 @@ from tracekit.graph.remedies import FUSE, FUSE_LOSS, select_remedies
 from tracekit.metrics.alternatives import ALTERNATIVES, Alternative
 from tracekit.metrics.remedies.rows import HOST_ALONE, SLOWER_OPERATORS
 
-MIN_SAVED_SHARE = 0.05
-"""Share of the step that a change must save to be advised: predictions are not more exact than that."""
 MIN_FUSED_KERNELS = 16
 """Kernels of a step in chains, below which fusing them is no advice: a mask or a position is made once."""
 MIN_EXPLAINED_SHARE = 0.5
@@ -51,6 +49,8 @@ class ChangeOfWork(FindingKind, frozen=True, kw_only=True):
 
     what_if: ClassVar[str]
     """The change."""
+    min_saved_share: ClassVar[float] = Alternative.min_saved_share
+    """Share of the step that the change must save to be advised."""
     case_is_work: ClassVar[bool] = False
     """Whether its case is what is changed, that with most time."""
     names_vendor = True
@@ -77,7 +77,7 @@ class ChangeOfWork(FindingKind, frozen=True, kw_only=True):
             return None
         change = Remedied(remedy)
         predicted = context.predict(change)
-        if predicted is None or (predicted.saves_ns or 0) < MIN_SAVED_SHARE * _step_ns(predicted):
+        if predicted is None or (predicted.saves_ns or 0) < cls.min_saved_share * _step_ns(predicted):
             return None
         work = _changed_work(context, remedy)
         if not cls.is_enough(work):
@@ -558,6 +558,7 @@ def _kind_of_alternative(alternative: Alternative) -> type[ChangeOfWork]:
         title = alternative.title
         training_only = alternative.training_only
         what_if = alternative.change
+        min_saved_share = alternative.min_saved_share
 
         def text(self) -> str:
             return alternative.says.format(

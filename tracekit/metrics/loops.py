@@ -33,7 +33,16 @@ MAX_SHARE_BETWEEN = 0.25
 repetitions have an operator more or less."""
 MIN_COUNTED_SHARE = 0.8
 """Share of the repetitions of which a concrete integer differs by one from that before, from which it counts."""
-PRODUCT_OPERATORS = r"^aten::(linear|matmul|mm|addmm|bmm|baddbmm|einsum|_?convolution|conv[123]d|_(grouped|scaled)_mm)$"
+PRODUCT_OPERATORS = r"^aten::(linear|matmul|mm|addmm|bmm|baddbmm|einsum|_?convolution|conv[123]d|_(grouped|scaled)_mm|scaled_dot_product_attention)$"
+RESULT_OPERATORS = r"^aten::(item|is_nonzero|_local_scalar_dense|equal|tolist|numpy)$"
+"""Operators that give the host a value of the GPU."""
+MEASURING_OPERATORS = (
+    r"^aten::(linalg_vector_norm|norm|abs|max|min|amax|amin|aminmax|mean|sum|std|var|any|all|isnan|isinf|isfinite|ne|eq"
+    r"|gt|lt|ge|le|to|_to_copy|pow|square|sqrt|log|exp|histc|count_nonzero|detach|div|mul|logical_not|logical_or)$"
+)
+"""Operators that make a figure of a tensor for the host; in front of a result they serve it alone."""
+MIN_RESULTS = 4
+"""Results that are measured alike in a step, from which they are a habit."""
 RECURRENT_CELLS = r"^aten::(_thnn_fused_(lstm|gru)_cell|lstm_cell|gru_cell|rnn_(tanh|relu)_cell)$"
 _BACKWARD_OPERATORS = r"^(autograd::|torch::autograd::)|Backward\d*$"
 
@@ -83,7 +92,8 @@ def find_loops(events: pl.DataFrame, threads: Collection[int]) -> pl.DataFrame:
     ops = _outermost(events, threads)
     tables = [LOOPS.to_frame()]
     for (tid, _), of_step in ops.group_by("tid", "step", maintain_order=True):
-        rows = [_describe(of_step, run, tid) for run in _runs_of_step(of_step)]
+        runs = _runs_of_step(of_step)
+        rows = [_describe(of_step, run, tid) for run in (*runs, *_measured_results(of_step, runs))]
         tables.append(pl.DataFrame(rows, schema=LOOPS))
     return pl.concat(tables).with_columns(loop=pl.int_range(pl.len(), dtype=pl.Int32))
 
@@ -117,6 +127,33 @@ def _runs_of_step(ops: pl.DataFrame) -> list[_RepeatedRun]:
     runs = _take_runs(codes, taken, first_period=1, is_loop=repeats_often)
     runs += _take_runs(codes, taken, first_period=2, is_loop=is_proven)
     return sorted(runs)
+
+
+def _measured_results(ops: pl.DataFrame, loops: Collection[_RepeatedRun]) -> list[_RepeatedRun]:
+    """Return stretches outside of *loops* that measure a tensor and give the host the result, as others do in the step.
+
+    They lie apart, as hooks of modules do: each stretch is a run of one repetition.
+    """
+    names = ops["name"]
+    measures = names.str.contains(MEASURING_OPERATORS).to_numpy()
+    gives_result = names.str.contains(RESULT_OPERATORS).to_numpy()
+    in_loop = np.zeros(len(names), np.bool_)
+    for run in loops:
+        in_loop[run.first : run.stop] = True
+    serves = (measures | gives_result) & ~in_loop
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], serves.astype(np.int8), [0]])))
+    stretches = []
+    for first, stop in zip(edges[::2], edges[1::2], strict=True):
+        results = np.flatnonzero(gives_result[first:stop])
+        if len(results):
+            last = int(first + results[-1] + 1)
+            stretches.append(_RepeatedRun(int(first), last - int(first), last))
+    bodies = [tuple(names[run.first : run.stop]) for run in stretches]
+    return [
+        run
+        for run, body in zip(stretches, bodies, strict=True)
+        if len(body) > 1 and bodies.count(body) >= MIN_RESULTS
+    ]
 
 
 def _take_runs(

@@ -35,6 +35,8 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     """What to do about it."""
     caveat: ClassVar[str] = ""
     """When it is wrong, or what it costs."""
+    min_saved_share: ClassVar[float] = 0.05
+    """Share of the step that it must save to be advised: predictions are not more exact than that."""
 
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
         """Yield the remedies of a rank's GPU events (``remedies.rows.REMEDIES``)."""

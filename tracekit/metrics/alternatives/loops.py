@@ -16,6 +16,8 @@ TENSORS_PER_LAUNCH = 128
 """Tensors that one launch over a list of tensors takes."""
 MIN_LAUNCHES_PER_REPETITION = 0.9
 """GPU events for each repetition from which a loop is one of GPU work: others ask the CPU, or do nothing."""
+WHOLE_SHARE = 0.5
+"""Bytes of an operator over those of all repetitions, from which it works on the whole in each of them."""
 MAX_NAMED_LOOPS = 2
 """Bodies of loops that a finding names, those with most work first."""
 
@@ -25,6 +27,8 @@ class _LoopAlternative(Alternative, frozen=True, kw_only=True):
 
     code = "loop"
     title = "loops"
+    # What a loop is does not rest on its saving, and that of a host's loop is predicted too small more often than not.
+    min_saved_share = 0.02
 
     def selects(self, rank: RankWork) -> pl.Expr:
         """Return which rows of the described loops it is about."""
@@ -39,7 +43,10 @@ class _LoopAlternative(Alternative, frozen=True, kw_only=True):
         chosen = loops.filter(self.selects(rank))
         if chosen.is_empty():
             return
-        named = chosen.select("loop", "repetitions", what=_named("body", "repetitions"))
+        # A body may run in several loops of a step: heads of each layer, results of each module.
+        times = pl.col("repetitions").sum().over("part", "body")
+        chosen = chosen.with_columns(times=times)
+        named = chosen.select("loop", "repetitions", what=_named("body", "times"))
         events = rank.events.drop_nulls("loop").join(
             named, on="loop", how="inner", maintain_order="left"
         )
@@ -49,7 +56,9 @@ class _LoopAlternative(Alternative, frozen=True, kw_only=True):
         remedies = new_durations(priced, self.change, what=what)
         # What the host does before a loop, and before its backward, stays.
         launch_ns = pl.col("launch_ns")
-        is_first = launch_ns == launch_ns.min().over("loop", "is_backward")
+        is_first = (launch_ns == launch_ns.min().over("loop", "is_backward")) & (
+            pl.col("repetitions") > 1
+        )
         host_share = priced.select(
             host_share=pl.when(is_first).then(1.0).otherwise("host_share").fill_null(1.0)
         )
@@ -156,11 +165,9 @@ class TensorLoop(_LoopAlternative, frozen=True, kw_only=True):
     )
 
     def selects(self, rank: RankWork) -> pl.Expr:
-        is_forward = pl.col("first_sequence").is_not_null() & ~pl.col("is_clipping")
-        trains = bool(rank.events.select(pl.col("node").is_not_null().any()).item())
-        is_differentiated = is_forward if trains else pl.lit(value=False)
-        is_other = ~pl.col("is_clipping") & ~is_differentiated & ~_HAS_INDEX
-        return _IS_OF_TENSORS & is_other
+        # One operator again and again in a forward is a sum of parts, or a chain.
+        is_chain = pl.col("first_sequence").is_not_null() & ~pl.col("body").str.contains(" ")
+        return _IS_OF_TENSORS & ~pl.col("is_clipping") & ~is_chain & ~_HAS_INDEX
 
     def price(self, events: pl.DataFrame, rank: RankWork) -> pl.DataFrame:
         return _few_launches(events, rank)
@@ -214,7 +221,7 @@ class GroupedProducts(_LoopAlternative, frozen=True, kw_only=True):
             low_ns=pl.when(is_product).then("ns").otherwise(once_ns),
             likely_ns=pl.when(stays).then("ns").otherwise(once_ns),
             high_ns=pl.when(stays).then("ns").otherwise(2 * once_ns),
-            host_share=1 / pl.col("repetitions"),
+            host_share=_launched_once(),
         )
 
 
@@ -258,24 +265,39 @@ class RecurrentModule(_LoopAlternative, frozen=True, kw_only=True):
             low_ns=0.5 * product_ns,
             likely_ns=product_ns,
             high_ns=pl.col("ns"),
-            host_share=1 / pl.col("repetitions"),
+            host_share=_launched_once(),
         )
 
 
+def _launched_once() -> pl.Expr:
+    """Return what remains of the host's time before each launch if one of all repetitions remains."""
+    number = pl.int_range(pl.len()).over("loop", "op", "node")
+    return (number % pl.col("repetitions") == 0).cast(pl.Float64)
+
+
 def _once(events: pl.DataFrame, rank: RankWork) -> pl.DataFrame:
-    """Return events of loops over an index: each operator runs once for all, as long as its memory moves."""
-    once_ns = pl.col("ns").sum().over("loop", "op", "node") / pl.col("repetitions")
-    alike = pl.len().over("loop", "op", "node")
-    moved = pl.col("bytes").sum().over("loop", "op", "node")
-    events = events.with_columns(group="row", alike=alike, once_ns=once_ns, moved=moved)
-    durations = rank.speeds.memory_ns(events["moved"].fill_null(0).to_numpy().astype(np.float64))
-    if durations is None:
-        durations = (np.zeros(events.height),) * 3
+    """Return events of loops over an index: each operator runs once for all, as long as its memory moves.
+
+    What reads or writes all in each repetition, as the gradient of a selected part does, is done once.
+    """
+    alike = ("loop", "op", "node")
+    part_bytes = pl.col("bytes").filter(~pl.col("is_backward")).median().over("loop")
+    all_bytes = pl.col("repetitions") * pl.col("part_bytes")
+    is_whole = (pl.col("bytes") >= WHOLE_SHARE * all_bytes).fill_null(value=False)
+    events = events.with_columns(part_bytes=part_bytes)
+    events = events.with_columns(moved=pl.when(is_whole).then(0).otherwise("bytes").fill_null(0))
+    events = events.with_columns(
+        group="row",
+        alike=pl.len().over(alike),
+        once_ns=pl.col("ns").sum().over(alike) / pl.col("repetitions"),
+        moved=pl.col("moved").sum().over(alike),
+    )
+    durations = rank.speeds.memory_ns(events["moved"].to_numpy().astype(np.float64))
     names = ("low_ns", "likely_ns", "high_ns")
     columns = {}
-    for name, values in zip(names, durations, strict=True):
+    for name, values in zip(names, durations or [np.zeros(events.height)] * 3, strict=True):
         columns[name] = pl.max_horizontal("once_ns", pl.Series(values)) / pl.col("alike")
-    return events.with_columns(**columns, host_share=1 / pl.col("repetitions"))
+    return events.with_columns(**columns, host_share=_launched_once())
 
 
 def _few_launches(events: pl.DataFrame, rank: RankWork) -> pl.DataFrame:
