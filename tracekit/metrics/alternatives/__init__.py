@@ -2,7 +2,14 @@
 
 from tracekit.metrics.alternatives.attention import CausalKernel
 from tracekit.metrics.alternatives.entry import Alternative
-from tracekit.metrics.alternatives.images import ChannelsFirst
+from tracekit.metrics.alternatives.gradients import AnomalyMode, UnusedGradients
+from tracekit.metrics.alternatives.host import HostConstants, HostPreparation, MetricsOnHost
+from tracekit.metrics.alternatives.images import BiasBeforeNorm, ChannelsFirst
+from tracekit.metrics.alternatives.inference import (
+    DequantisedWeights,
+    TrainingMode,
+    UnmergedAdapters,
+)
 from tracekit.metrics.alternatives.loops import (
     BatchedIndex,
     ClipLoop,
@@ -12,6 +19,7 @@ from tracekit.metrics.alternatives.loops import (
     TensorLoop,
 )
 from tracekit.metrics.alternatives.tables import SparseTable, StaticCache
+from tracekit.metrics.alternatives.transforms import AwkwardLength
 
 __all__ = ["ALTERNATIVES", "Alternative"]
 
@@ -26,5 +34,15 @@ ALTERNATIVES: tuple[Alternative, ...] = (
     ClipLoop(),
     TensorLoop(),
     RareResults(),
+    UnusedGradients(),
+    AnomalyMode(),
+    TrainingMode(),
+    DequantisedWeights(),
+    UnmergedAdapters(),
+    AwkwardLength(),
+    BiasBeforeNorm(),
+    HostConstants(),
+    MetricsOnHost(),
+    HostPreparation(),
 )
 """Its entries."""

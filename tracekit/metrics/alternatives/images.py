@@ -8,13 +8,15 @@ import numpy as np
 import polars as pl
 
 from tracekit.metrics.alternatives.entry import Alternative
-from tracekit.metrics.remedies.rows import RankWork, new_durations
+from tracekit.metrics.remedies.rows import RankWork, new_durations, without_events
 from tracekit.metrics.remedies.speeds import Share
 
 IMAGE_DIMENSIONS = 4
 CONVERSION_FACTORS = Share(0.25, 0.4, 0.6)
 """Time of cuDNN's conversions around convolutions of channels first over that of the copies that change the layout
 of all of an image, as recorded for one model in both layouts."""
+MIN_IMAGE_ELEMENTS = 1 << 14
+"""Elements of a batch of images, at least; counters and statistics have fewer."""
 MIXED_STRIDES_KERNEL = r"at::native::elementwise_kernel<"
 """Elementwise kernels of inputs whose strides differ; those of one layout are vectorized."""
 
@@ -69,3 +71,43 @@ class ChannelsFirst(Alternative, frozen=True, kw_only=True):
             yield new_durations(
                 mixed.with_columns(*columns, group="row"), self.change, what="mixed strides"
             )
+
+
+class BiasBeforeNorm(Alternative, frozen=True, kw_only=True):
+    """Convolutions add a bias that the batch norm behind them takes away."""
+
+    change = "no bias before norms"
+    rests_on = "convolutions in front of batch norms add no bias"
+    code = "needless_bias"
+    case = ""
+    says = (
+        "convolutions add a bias that the batch norm behind them subtracts again: {work_ns} of GPU time for adding "
+        "it and for its gradient"
+    )
+    advises = "make these convolutions with `bias=False`: the norm has a bias of its own"
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        is_bias = (pl.col("op") == "aten::add_") & pl.col("chain").str.contains("aten::_convolution")
+        columns = ("row", "part", "stream", "start_ns", "op", "elements", "chain", "node")
+        ordered = rank.events.select(columns).sort("stream", "start_ns")
+        # What follows on tensors of that size, counters and scalars apart.
+        large = ordered.filter(pl.col("elements") >= MIN_IMAGE_ELEMENTS).with_columns(
+            next_op=pl.col("op").shift(-1).over("stream"),
+            next_elements=pl.col("elements").shift(-1).over("stream"),
+        )
+        biases = large.filter(
+            is_bias.fill_null(value=False)
+            & pl.col("next_op").str.contains("batch_norm")
+            & (pl.col("elements") == pl.col("next_elements"))
+        )
+        if biases.is_empty():
+            return
+        sizes = biases["elements"].unique()
+        of_gradients = rank.events.filter(
+            (pl.col("op") == "aten::sum")
+            & (pl.col("node") == "ConvolutionBackward0")
+            & pl.col("elements").is_in(sizes.implode())
+        )
+        added = rank.events.filter(pl.col("row").is_in(biases["row"].implode()))
+        yield without_events(added, self.change, what="biases")
+        yield without_events(of_gradients, self.change, what="their gradients")

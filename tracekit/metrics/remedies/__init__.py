@@ -23,14 +23,14 @@ from tracekit.metrics.remedies.padding import padding_remedies, with_padding
 from tracekit.metrics.remedies.precision import precision_remedies
 from tracekit.metrics.remedies.recompute import recompute_remedies
 from tracekit.metrics.remedies.removals import removal_remedies, stall_remedies
-from tracekit.metrics.remedies.rows import REMEDIES, REMEDY, RankWork, without_rows
+from tracekit.metrics.remedies.rows import OPERATORS, REMEDIES, REMEDY, RankWork, without_rows
 from tracekit.metrics.remedies.speeds import measure_speeds
 from tracekit.metrics.remedies.work import FUSED_ATTENTION, PATTERNS, describe_work
 from tracekit.metrics.sites import RankSites, find_sites
 
 __all__ = ["REMEDIES", "REMEDY", "find_remedies", "rank_work"]
 
-_COLUMNS = ("start_ns", "end_ns", "launch_ns", "part", "stream", "op_id", "bytes")
+_COLUMNS = ("start_ns", "end_ns", "launch_ns", "part", "step", "stream", "op_id", "bytes")
 _TEXTS = ("label", "pass", "module", "chain", "node", "collective")
 
 
@@ -50,6 +50,7 @@ def find_remedies(
     on_new_shapes: Mapping[str, Intervals] | None = None,
     loops: pl.DataFrame | None = None,
     alternatives: Sequence[FindsRemedies] = (),
+    operators: pl.DataFrame | None = None,
     texts: CategoryColumns | None = None,
     sites: RankSites | None = None,
 ) -> pl.Series:
@@ -63,6 +64,7 @@ def find_remedies(
         on_new_shapes: By operator, when it took longer because of new shapes (``new_shapes``).
         loops: Loops of its host (``metrics.loops``).
         alternatives: Entries of a catalogue (``metrics.alternatives``).
+        operators: Operators of its host (``rows.OPERATORS``).
         texts: Text columns of *labelled*, if they were converted already.
         sites: Its sites, if they were found already.
     """
@@ -71,6 +73,7 @@ def find_remedies(
         device=device,
         multiprocessors=multiprocessors,
         loops=loops,
+        operators=operators,
         texts=texts,
         sites=sites,
     )
@@ -112,12 +115,14 @@ def rank_work(
     device: str | None,
     multiprocessors: int | None,
     loops: pl.DataFrame | None = None,
+    operators: pl.DataFrame | None = None,
     texts: CategoryColumns | None = None,
     sites: RankSites | None = None,
 ) -> RankWork:
     """Return the work of a rank's GPU events, and the speeds of its GPU."""
     texts = texts or CategoryColumns(labelled)
     loops = LOOPS.to_frame() if loops is None else loops
+    operators = OPERATORS.to_frame() if operators is None else operators
     work = describe_work(labelled, texts=texts)
     sites = sites or find_sites(labelled, texts)
     op_id = pl.col("op_id")
@@ -158,4 +163,4 @@ def rank_work(
     )
     calls = with_padding(calls)
     speeds = measure_speeds(calls, events, device=device, multiprocessors=multiprocessors)
-    return RankWork(events, calls, speeds, sites.sites, loops)
+    return RankWork(events, calls, speeds, sites.sites, loops, operators)

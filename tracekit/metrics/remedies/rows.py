@@ -31,6 +31,21 @@ REMEDIES = pl.Schema({"row": pl.Int32(), **{field.name: field.dtype for field in
 """Changes of one rank's GPU events, by row of these."""
 
 
+OPERATORS = pl.Schema(
+    {
+        "name": pl.Categorical(),
+        "tid": pl.Int64(),
+        "step": pl.Int64(),
+        "start_ns": pl.Int64(),
+        "end_ns": pl.Int64(),
+        "shapes": pl.Categorical(),
+        "concrete": pl.Categorical(),
+        "sequence": pl.Int64(),
+    }
+)
+"""Operators of one rank, those that launch nothing among them."""
+
+
 class RankWork(msgspec.Struct, frozen=True, eq=False):
     """One rank's GPU events with their work, and the speeds of its GPU."""
 
@@ -45,6 +60,16 @@ class RankWork(msgspec.Struct, frozen=True, eq=False):
     """``sites.SITES``; events have the ``site`` of each."""
     loops: pl.DataFrame = msgspec.field(default_factory=LOOPS.to_frame)
     """``loops.LOOPS``; events have the ``loop`` that launched each, or whose backward it is; null: none."""
+    operators: pl.DataFrame = msgspec.field(default_factory=OPERATORS.to_frame)
+    """``OPERATORS`` of the rank, in the order of the file."""
+
+    def operators_named(self, pattern: str) -> pl.DataFrame:
+        """Return the operators whose names match, with their ``part``: that of the GPU events of their step."""
+        names = self.operators["name"].unique()
+        matching_names = names.filter(names.cast(pl.String).str.contains(pattern))
+        matching = self.operators.filter(pl.col("name").is_in(matching_names.implode()))
+        parts = self.events.select("step", "part").unique("step")
+        return matching.join(parts, on="step", how="inner", nulls_equal=True, maintain_order="left")
 
 
 def without_rows(events: pl.DataFrame, rows: Collection[int]) -> pl.DataFrame:

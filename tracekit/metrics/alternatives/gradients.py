@@ -1,0 +1,197 @@
+"""Alternatives of backwards: gradients that nothing uses, and checks of every gradient."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+
+import numpy as np
+import polars as pl
+
+from tracekit._util.shapes import is_shape, parse_list
+from tracekit.intervals import Intervals, union
+from tracekit.metrics.alternatives.entry import Alternative
+from tracekit.metrics.remedies.removals import stall_remedies
+from tracekit.metrics.remedies.rows import RankWork, without_events
+from tracekit.metrics.sites import Inputs, count_elements
+from tracekit.schema import COMMUNICATION_LABELS
+
+Size = tuple[int, ...]
+
+ACCUMULATION = "^torch::autograd::AccumulateGrad$"
+"""Operator that keeps the gradient of a leaf: of a weight, or of an input that asks for one."""
+MAX_UPDATED_SHARE = 0.5
+"""Elements that optimizers update over those of which there are gradients, above which tensors may stand for others:
+optimizers that keep flat or sharded copies update tensors of other sizes."""
+MIN_BYTES_OF_UPDATE = 6
+"""Bytes that an update of one element moves at least: gradient and weight of 16 bits are read, the weight is written."""
+MIN_CHECKS = 16
+"""Gradients that a step checks for NaN, from which PyTorch's anomaly mode does."""
+VIEWS = r"^aten::(view|_unsafe_view|transpose|permute|t|unbind|select|slice|expand|unsqueeze|squeeze|detach|alias)$"
+"""Operators that compute nothing: what they take is what autograd and the profiler add."""
+MIN_TRACEBACK_NS = 20_000
+"""Time of a view from which something else happens in it: stacks of Python are stored."""
+
+
+class UnusedGradients(Alternative, frozen=True, kw_only=True):
+    """A backward computes gradients of weights, or of an input, that no optimizer uses."""
+
+    change = "used gradients"
+    rests_on = "the backward computes only gradients that an optimizer uses"
+    code = "unused_gradients"
+    case = ""
+    says = (
+        "each backward computes gradients of {what} that no optimizer uses: {work_ns} of GPU time, "
+        "and what the CPU takes to launch it"
+    )
+    advises = (
+        "call `requires_grad_(False)` on what is not trained, and run what lies in front of the first trained "
+        "weight under `torch.no_grad()`"
+    )
+    caveat = "Gradients that are looked at, or that something else than an optimizer uses, are needed."
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        is_communication = rank.events["label"].is_in(COMMUNICATION_LABELS).any()
+        gradients = _gradients(rank)
+        # Ranks that share weights update parts of them.
+        if is_communication or gradients.is_empty():
+            return
+        unused = _unused_sizes(rank, gradients)
+        if not unused:
+            return
+        unused_text = pl.Series([str(list(size)) for size in unused], dtype=pl.String)
+        is_unused = pl.col("size").is_in(unused_text.implode())
+        per_step = gradients.filter(is_unused).height / gradients["part"].n_unique()
+        last_used = gradients.filter(~is_unused).group_by("part").agg(last_ns=pl.col("end_ns").max())
+        backward = rank.events.filter(pl.col("node").is_not_null())
+        backward = backward.join(last_used, on="part", how="left", maintain_order="left")
+        # Behind the last gradient that is used nothing of the backward is.
+        is_behind = (pl.col("launch_ns") > pl.col("last_ns")).fill_null(value=True)
+        makes_unused = _result_sizes(backward).is_in(unused_text.implode()) & (
+            backward["label"] == "wgrad"
+        )
+        needless = backward.filter(is_behind | makes_unused)
+        if not _is_used_outside(rank, unused):
+            tensors = "tensor" if round(per_step) == 1 else "tensors"
+            yield without_events(needless, self.change, what=f"{round(per_step):,} {tensors}")
+
+
+def _gradients(rank: RankWork) -> pl.DataFrame:
+    """Return part, end and size of each gradient that a backward keeps."""
+    kept = rank.operators_named(ACCUMULATION).drop_nulls("shapes")
+    texts = kept["shapes"].cast(pl.String)
+    sizes = {text: (parse_list(text) or [[]])[0] for text in texts.unique()}
+    named = {text: str(size) for text, size in sizes.items() if is_shape(size)}
+    size = texts.replace_strict(named, default=None, return_dtype=pl.String).alias("size")
+    return kept.select("part", "end_ns", size).drop_nulls()
+
+
+def _unused_sizes(rank: RankWork, gradients: pl.DataFrame) -> set[Size]:
+    """Return the sizes of gradients that no optimizer takes; empty if these are not known."""
+    parts = gradients["part"].n_unique()
+    counts = Counter(tuple(parse_list(size)) for size in gradients["size"])
+    updated: set[Size] = set()
+    is_known = True
+    updates = rank.sites.filter(pl.col("label") == "optimizer")
+    for site in updates.iter_rows(named=True):
+        inputs = Inputs.of(site)
+        sizes = inputs.tensors(0) or [inputs.size(0)]
+        is_list = "_fused_" in site["op"] or "_foreach_" in site["op"]
+        is_known &= bool(inputs.tensors(0)) or not is_list
+        updated.update(tuple(size) for size in sizes)
+    if updates.is_empty():
+        return set()
+    of_gradients = sum(count_elements(list(size)) * count for size, count in counts.items()) / parts
+    if is_known:
+        elements = sum(count_elements(list(size)) for size in updated)
+        return set(counts) - updated if elements < MAX_UPDATED_SHARE * of_gradients else set()
+    # Long lists lose their sizes; in their time optimizers can have moved so much.
+    in_optimizer = rank.events.filter(pl.col("label") == "optimizer")
+    if rank.speeds.bandwidth is None:
+        return set()
+    moved = float(in_optimizer["ns"].sum()) / parts * rank.speeds.bandwidth
+    left = of_gradients
+    unused: set[Size] = set()
+    if moved >= MAX_UPDATED_SHARE * MIN_BYTES_OF_UPDATE * left:
+        return set()
+    for size in sorted(counts, key=lambda size: count_elements(list(size)), reverse=True):
+        if left * MIN_BYTES_OF_UPDATE <= moved:
+            break
+        unused.add(size)
+        left -= count_elements(list(size)) * counts[size] / parts
+    return unused
+
+
+def _result_sizes(events: pl.DataFrame) -> pl.Series:
+    """Return the size of what each event of a backward makes as text: of a product, a convolution or a copy."""
+    sizes = {}
+    for op, shapes in events.select("op", "shapes").unique().drop_nulls().iter_rows():
+        inputs = parse_list(shapes)
+        tensors = [size for size in inputs if size and is_shape(size)]
+        if op == "aten::mm" and len(tensors) == 2:
+            result = [tensors[0][0], tensors[1][-1]]
+        elif op == "aten::sum" and tensors:
+            result = tensors[0][-1:]
+        elif "conv" in op and len(tensors) > 2:
+            result = tensors[2]
+        else:
+            result = tensors[0] if tensors else []
+        sizes[op, shapes] = str(result)
+    keys = list(zip(events["op"], events["shapes"], strict=True))
+    return pl.Series([sizes.get(key) for key in keys], dtype=pl.String)
+
+
+def _is_used_outside(rank: RankWork, sizes: Collection[Size]) -> bool:
+    """Return whether something outside of backward, forward and optimizer works on tensors of gradients' sizes."""
+    backward = rank.events.drop_nulls("node").group_by("part").agg(last_ns=pl.col("launch_ns").max())
+    later = rank.events.filter(pl.col("node").is_null() & (pl.col("label") != "optimizer"))
+    later = later.join(backward, on="part", how="inner")
+    later = later.filter(pl.col("launch_ns") > pl.col("last_ns")).drop_nulls(["shapes", "op"])
+    # What is zeroed, or averaged for later, uses no gradients.
+    later = later.filter(~pl.col("op").str.contains("zero_|fill_|lerp"))
+    found: set[Size] = set()
+    for shapes in later["shapes"].unique():
+        found.update(tuple(size) for size in parse_list(shapes) if size and is_shape(size))
+    return bool(found & set(sizes))
+
+
+class AnomalyMode(Alternative, frozen=True, kw_only=True):
+    """Anomaly mode is on: forwards store their stacks, and backwards check each gradient for NaN."""
+
+    change = "no anomaly mode"
+    rests_on = "gradients are not checked one by one, and forwards store no stacks"
+    code = "debug_mode"
+    case = "anomaly"
+    says = "autograd checks every gradient for NaN and waits for the answer: anomaly detection is on"
+    advises = (
+        "leave out `torch.autograd.set_detect_anomaly(True)` (`detect_anomaly` of Lightning) once the fault is found"
+    )
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        is_check = pl.col("chain").str.contains("aten::isnan|aten::_is_any_true") | (
+            pl.col("chain").str.contains("evaluate_function.* > aten::item")
+        )
+        checks = rank.events.filter(pl.col("node").is_not_null() & is_check.fill_null(value=False))
+        checks = checks.filter(pl.len().over("part") >= MIN_CHECKS)
+        if checks.is_empty():
+            return
+        unwaited = without_events(checks, self.change).with_columns(waits=pl.lit(value=False))
+        yield unwaited
+        yield from stall_remedies(rank, _tracebacks(rank), self.change)
+
+
+def _tracebacks(rank: RankWork) -> Intervals | None:
+    """Return when forwards store stacks, by how long operators take that compute nothing."""
+    views = rank.operators_named(VIEWS)
+    took_ns = pl.col("end_ns") - pl.col("start_ns")
+    with_node = views.filter(pl.col("sequence").is_not_null()).select(took_ns.median()).item()
+    without_node = views.filter(pl.col("sequence").is_null()).select(took_ns.median()).item()
+    stored_ns = (with_node or 0) - (without_node or 0)
+    if stored_ns < MIN_TRACEBACK_NS:
+        return None
+    forward = rank.operators_named("^aten::").drop_nulls("sequence")
+    # An operator and the first that it calls have the same number: the inner one makes the node.
+    nodes = forward.sort("start_ns").unique(["tid", "sequence"], keep="last").sort("start_ns")
+    start_ns = nodes["start_ns"].to_numpy()
+    end_ns = start_ns + np.int64(stored_ns)
+    return union(start_ns, end_ns)

@@ -1,0 +1,169 @@
+"""Alternatives of what the host computes or makes for the GPU in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+
+from tracekit.intervals import Intervals, union
+from tracekit.metrics.alternatives.entry import Alternative
+from tracekit.metrics.remedies.removals import stall_remedies
+from tracekit.metrics.remedies.rows import REMEDIES, RankWork, new_durations, without_events
+
+MAKES_TENSOR = r"^aten::lift_fresh$"
+"""Operator of tensors that are made of Python's numbers."""
+MAX_CONSTANT_BYTES = 1 << 12
+MIN_CONSTANTS = 4
+"""Constants that a step copies, from which it is a habit."""
+MIN_MOVED_BYTES = 1 << 20
+"""Bytes of a copy from which it is of data, not of figures."""
+MIN_CPU_OPERATOR_NS = 100_000
+"""Time of an operator that launches nothing, from which it computes on the CPU."""
+WITHOUT_COMPUTING = r"^aten::(to|_to_copy|copy_|item|_local_scalar_dense|contiguous|clone|pin_memory|is_nonzero|set_|empty.*|resize_)$"
+"""Operators that may wait for the GPU, or only copy."""
+MAX_APART_NS = 1_000_000
+"""Time between an operator of the CPU and a copy up to which it is about the data that is copied."""
+KEPT_SHARE_OF_COPY = (0.0, 0.25, 0.5)
+"""Bytes that are copied over those of what the CPU made of them: images are of 8 bits before they are of 32."""
+
+
+class HostConstants(Alternative, frozen=True, kw_only=True):
+    """Tensors are made of Python's numbers and copied to the GPU in every step."""
+
+    change = "constants on the GPU"
+    rests_on = "tensors made of Python's numbers are on the GPU from the beginning"
+    code = "small_copies"
+    case = "constants"
+    says = "{kernels_per_step} tensors a step are made of Python's numbers and copied to the GPU one by one"
+    advises = (
+        "make constants once (`register_buffer`), or on the GPU (`torch.full`, `torch.arange(…, device=…)`); plain "
+        "numbers need no tensor"
+    )
+    min_saved_share = 0.02
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        from_host = pl.col("name").str.contains("(?i)HtoD|HostToDevice")
+        copies = rank.events.filter(from_host & (pl.col("copied_bytes") <= MAX_CONSTANT_BYTES))
+        if copies.height < MIN_CONSTANTS:
+            return
+        made = rank.operators_named(MAKES_TENSOR).select("part", made_ns="start_ns").sort("made_ns")
+        copies = copies.sort("launch_ns").drop_nulls("launch_ns")
+        if made.is_empty():
+            return
+        # Each tensor is copied before or behind the mark that it is new, and before the next one is made.
+        copied_at = copies["launch_ns"].to_numpy()
+        made_at = made["made_ns"].to_numpy()
+        before = np.searchsorted(made_at, copied_at) - 1
+        is_near = np.zeros(len(copied_at), np.bool_)
+        for offset in (0, 1):
+            index = np.clip(before + offset, 0, len(made_at) - 1)
+            is_near |= np.abs(made_at[index] - copied_at) < MIN_CPU_OPERATOR_NS
+        constants = copies.filter(pl.Series(is_near))
+        constants = constants.filter(pl.len().over("part") >= MIN_CONSTANTS)
+        yield without_events(constants, self.change).with_columns(waits=pl.lit(value=False))
+
+
+class MetricsOnHost(Alternative, frozen=True, kw_only=True):
+    """Whole tensors are copied to the host in every step, and something is computed of them there."""
+
+    change = "metrics on the GPU"
+    rests_on = "what is computed of the GPU's tensors is computed on the GPU, and figures alone are copied"
+    code = "host_compute"
+    case = "results"
+    says = "whole tensors are copied to the CPU in every step, and figures are computed of them there ({what})"
+    advises = "compute the figures on the GPU and copy these, once every N steps"
+    caveat = "Results that are written or sent somewhere have to be copied: from pinned memory, beside the next step."
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        to_host = pl.col("name").str.contains("(?i)DtoH|DeviceToHost")
+        copies = rank.events.filter(to_host & (pl.col("copied_bytes") >= MIN_MOVED_BYTES))
+        if copies.is_empty():
+            return
+        computing = _computing(rank)
+        behind = _near(computing, copies["end_ns"], behind=True)
+        if behind.is_empty():
+            return
+        named = ", ".join(behind["name"].cast(pl.String).str.strip_prefix("aten::").unique().sort().head(2))
+        gone = without_events(copies, self.change, what=named)
+        yield gone.with_columns(waits=pl.lit(value=False))
+        yield from stall_remedies(rank, _intervals(behind), self.change, what=named)
+
+
+class HostPreparation(Alternative, frozen=True, kw_only=True):
+    """The CPU computes what is then copied to the GPU, where it could be computed."""
+
+    change = "preparation on the GPU"
+    rests_on = "what the CPU computes of a batch is computed on the GPU, of what it was made of"
+    code = "host_compute"
+    case = "preparation"
+    says = "the CPU computes what is then copied to the GPU, mostly {what}"
+    advises = (
+        "copy what it is made of (images as `uint8`, indices instead of rows of a table) from pinned memory, and "
+        "compute on the GPU"
+    )
+    caveat = "What has to be computed on the CPU can run in a worker, beside the step before."
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        from_host = pl.col("name").str.contains("(?i)HtoD|HostToDevice")
+        copies = rank.events.filter(from_host & (pl.col("copied_bytes") >= MIN_MOVED_BYTES))
+        if copies.is_empty():
+            return
+        computing = _near(_computing(rank), copies["start_ns"], behind=False)
+        if computing.is_empty():
+            return
+        took = computing.group_by("name").agg(ns=(pl.col("end_ns") - pl.col("start_ns")).sum())
+        named = took.sort("ns", descending=True)["name"].cast(pl.String).head(1).item()
+        low, likely, high = KEPT_SHARE_OF_COPY
+        priced = copies.with_columns(
+            group="row",
+            low_ns=low * pl.col("ns"),
+            likely_ns=likely * pl.col("ns"),
+            high_ns=high * pl.col("ns"),
+        )
+        remedies = new_durations(priced, self.change, what=named)
+        yield remedies.with_columns(waits=pl.lit(value=False)).cast(REMEDIES)
+        yield from stall_remedies(rank, _intervals(computing), self.change, what=named)
+
+
+def _computing(rank: RankWork) -> pl.DataFrame:
+    """Return the outermost operators that compute on the CPU, on threads that launch GPU work: those that launch none."""
+    took_ns = pl.col("end_ns") - pl.col("start_ns")
+    operators = rank.operators.filter(took_ns >= MIN_CPU_OPERATOR_NS)
+    names = operators["name"].unique()
+    text = names.cast(pl.String)
+    kept = names.filter(text.str.starts_with("aten::") & ~text.str.contains(WITHOUT_COMPUTING))
+    operators = operators.filter(pl.col("name").is_in(kept.implode())).sort("start_ns")
+    launched_ns = rank.events["launch_ns"].drop_nulls().sort().to_numpy()
+    first = np.searchsorted(launched_ns, operators["start_ns"].to_numpy())
+    last = np.searchsorted(launched_ns, operators["end_ns"].to_numpy())
+    operators = operators.filter(pl.Series(first == last))
+    end_before = pl.col("end_ns").cum_max().shift(1)
+    return operators.filter((pl.col("start_ns") >= end_before).fill_null(value=True))
+
+
+def _near(computing: pl.DataFrame, times_ns: pl.Series, *, behind: bool) -> pl.DataFrame:
+    """Return operators in a row right behind, or in front of, one of the times."""
+    kept = np.zeros(computing.height, np.bool_)
+    starts = computing["start_ns"].to_numpy()
+    ends = computing["end_ns"].to_numpy()
+    for time_ns in times_ns.sort().to_list():
+        edge = time_ns
+        if behind:
+            row = int(np.searchsorted(starts, edge - MIN_CPU_OPERATOR_NS))
+            while row < len(starts) and starts[row] - edge < MAX_APART_NS:
+                kept[row] = True
+                edge = int(ends[row])
+                row += 1
+        else:
+            row = int(np.searchsorted(starts, edge)) - 1
+            while row >= 0 and edge - ends[row] < MAX_APART_NS:
+                kept[row] = True
+                edge = int(starts[row])
+                row -= 1
+    return computing.filter(pl.Series(kept))
+
+
+def _intervals(operators: pl.DataFrame) -> Intervals:
+    return union(operators["start_ns"].to_numpy(), operators["end_ns"].to_numpy())
