@@ -25,6 +25,8 @@ MAX_UPDATED_SHARE = 0.5
 optimizers that keep flat or sharded copies update tensors of other sizes."""
 MIN_BYTES_OF_UPDATE = 6
 """Bytes that an update of one element moves at least: gradient and weight of 16 bits are read, the weight is written."""
+USUAL_BYTES_OF_UPDATE = {"adam": 14, "sgd": 6}
+"""Bytes that an update moves per element of 16 bits: Adam reads and writes two states as well."""
 MIN_CHECKS = 16
 """Gradients that a step checks for NaN, from which PyTorch's anomaly mode does."""
 VIEWS = r"^aten::(view|_unsafe_view|transpose|permute|t|unbind|select|slice|expand|unsqueeze|squeeze|detach|alias)$"
@@ -48,6 +50,7 @@ class UnusedGradients(Alternative, frozen=True, kw_only=True):
         "call `requires_grad_(False)` on what is not trained, and run what lies in front of the first trained "
         "weight under `torch.no_grad()`"
     )
+    min_saved_share = 0.02
     caveat = "Gradients that are looked at, or that something else than an optimizer uses, are needed."
 
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
@@ -114,8 +117,10 @@ def _unused_sizes(rank: RankWork, gradients: pl.DataFrame) -> set[Size]:
     unused: set[Size] = set()
     if moved >= MAX_UPDATED_SHARE * MIN_BYTES_OF_UPDATE * left:
         return set()
+    is_adam = updates["op"].str.contains("adam").any()
+    per_element = USUAL_BYTES_OF_UPDATE["adam" if is_adam else "sgd"]
     for size in sorted(counts, key=lambda size: count_elements(list(size)), reverse=True):
-        if left * MIN_BYTES_OF_UPDATE <= moved:
+        if left * per_element <= moved * rank.speeds.bandwidth_share.likely:
             break
         unused.add(size)
         left -= count_elements(list(size)) * counts[size] / parts

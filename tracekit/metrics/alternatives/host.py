@@ -21,10 +21,10 @@ MIN_MOVED_BYTES = 1 << 20
 """Bytes of a copy from which it is of data, not of figures."""
 MIN_CPU_OPERATOR_NS = 100_000
 """Time of an operator that launches nothing, from which it computes on the CPU."""
-WITHOUT_COMPUTING = r"^aten::(to|_to_copy|copy_|item|_local_scalar_dense|contiguous|clone|pin_memory|is_nonzero|set_|empty.*|resize_)$"
-"""Operators that may wait for the GPU, or only copy."""
+WITHOUT_COMPUTING = r"^aten::(item|_local_scalar_dense|is_nonzero|pin_memory|set_|empty.*|resize_)$"
+"""Operators that may wait for the GPU, or only take memory."""
 MAX_APART_NS = 1_000_000
-"""Time between an operator of the CPU and a copy up to which it is about the data that is copied."""
+"""Time between an operator of the CPU and a copy up to which it is about the data that is copied, or its own time."""
 KEPT_SHARE_OF_COPY = (0.0, 0.25, 0.5)
 """Bytes that are copied over those of what the CPU made of them: images are of 8 bits before they are of 32."""
 
@@ -82,7 +82,7 @@ class MetricsOnHost(Alternative, frozen=True, kw_only=True):
         if copies.is_empty():
             return
         computing = _computing(rank)
-        behind = _near(computing, copies["end_ns"], behind=True)
+        behind = _near(computing, _calls(rank, copies)["end_ns"], behind=True)
         if behind.is_empty():
             return
         named = ", ".join(behind["name"].cast(pl.String).str.strip_prefix("aten::").unique().sort().head(2))
@@ -110,7 +110,7 @@ class HostPreparation(Alternative, frozen=True, kw_only=True):
         copies = rank.events.filter(from_host & (pl.col("copied_bytes") >= MIN_MOVED_BYTES))
         if copies.is_empty():
             return
-        computing = _near(_computing(rank), copies["start_ns"], behind=False)
+        computing = _near(_computing(rank), _calls(rank, copies)["start_ns"], behind=False)
         if computing.is_empty():
             return
         took = computing.group_by("name").agg(ns=(pl.col("end_ns") - pl.col("start_ns")).sum())
@@ -143,26 +143,46 @@ def _computing(rank: RankWork) -> pl.DataFrame:
     return operators.filter((pl.col("start_ns") >= end_before).fill_null(value=True))
 
 
+def _calls(rank: RankWork, copies: pl.DataFrame) -> pl.DataFrame:
+    """Return the outermost operators that launch copies."""
+    launches = copies.select("launch_ns").drop_nulls().sort("launch_ns")
+    end_before = pl.col("end_ns").cum_max().shift(1).over("tid")
+    outermost = rank.operators.sort("tid", "start_ns", -pl.col("end_ns")).filter(
+        (pl.col("start_ns") >= end_before).fill_null(value=True)
+    )
+    calls = launches.join_asof(
+        outermost.select("start_ns", "end_ns").sort("start_ns"),
+        left_on="launch_ns",
+        right_on="start_ns",
+        coalesce=False,
+    )
+    return calls.filter(pl.col("launch_ns") < pl.col("end_ns"))
+
+
 def _near(computing: pl.DataFrame, times_ns: pl.Series, *, behind: bool) -> pl.DataFrame:
-    """Return operators in a row right behind, or in front of, one of the times."""
-    kept = np.zeros(computing.height, np.bool_)
+    """Return operators in a row behind, or in front of, one of the times, each to where the next one begins.
+
+    Between them memory of what they made before is freed.
+    """
     starts = computing["start_ns"].to_numpy()
     ends = computing["end_ns"].to_numpy()
+    first_ns, last_ns = starts.copy(), ends.copy()
+    kept = np.zeros(len(starts), np.bool_)
     for time_ns in times_ns.sort().to_list():
         edge = time_ns
-        if behind:
-            row = int(np.searchsorted(starts, edge - MIN_CPU_OPERATOR_NS))
-            while row < len(starts) and starts[row] - edge < MAX_APART_NS:
-                kept[row] = True
-                edge = int(ends[row])
-                row += 1
-        else:
-            row = int(np.searchsorted(starts, edge)) - 1
-            while row >= 0 and edge - ends[row] < MAX_APART_NS:
-                kept[row] = True
-                edge = int(starts[row])
-                row -= 1
-    return computing.filter(pl.Series(kept))
+        step = 1 if behind else -1
+        row = int(np.searchsorted(starts, edge)) - (0 if behind else 1)
+        while 0 <= row < len(starts):
+            gap_ns = starts[row] - edge if behind else edge - ends[row]
+            if gap_ns > max(MAX_APART_NS, ends[row] - starts[row]):
+                break
+            kept[row] = True
+            first_ns[row] = min(starts[row], edge)
+            last_ns[row] = max(ends[row], edge)
+            edge = int(ends[row] if behind else starts[row])
+            row += step
+    spans = computing.with_columns(start_ns=pl.Series(first_ns), end_ns=pl.Series(last_ns))
+    return spans.filter(pl.Series(kept))
 
 
 def _intervals(operators: pl.DataFrame) -> Intervals:
