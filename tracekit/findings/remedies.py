@@ -77,7 +77,9 @@ class ChangeOfWork(FindingKind, frozen=True, kw_only=True):
             return None
         change = Remedied(remedy)
         predicted = context.predict(change)
-        if predicted is None or (predicted.saves_ns or 0) < cls.min_saved_share * _step_ns(predicted):
+        if predicted is None or (predicted.saves_ns or 0) < cls.min_saved_share * _step_ns(
+            predicted
+        ):
             return None
         work = _changed_work(context, remedy)
         if not cls.is_enough(work):

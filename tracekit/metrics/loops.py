@@ -33,7 +33,10 @@ MAX_SHARE_BETWEEN = 0.25
 repetitions have an operator more or less."""
 MIN_COUNTED_SHARE = 0.8
 """Share of the repetitions of which a concrete integer differs by one from that before, from which it counts."""
-PRODUCT_OPERATORS = r"^aten::(linear|matmul|mm|addmm|bmm|baddbmm|einsum|_?convolution|conv[123]d|_(grouped|scaled)_mm|scaled_dot_product_attention)$"
+PRODUCT_OPERATORS = (
+    r"^aten::(linear|matmul|mm|addmm|bmm|baddbmm|einsum|_?convolution|conv[123]d|_(grouped|scaled)_mm"
+    r"|scaled_dot_product_attention)$"
+)
 RESULT_OPERATORS = r"^aten::(item|is_nonzero|_local_scalar_dense|equal|tolist|numpy)$"
 """Operators that give the host a value of the GPU."""
 MEASURING_OPERATORS = (
@@ -120,7 +123,7 @@ def _runs_of_step(ops: pl.DataFrame) -> list[_RepeatedRun]:
 
     def is_proven(run: _RepeatedRun) -> bool:
         is_long_enough = run.stop - run.first >= MIN_PROVEN_REPETITIONS * run.period
-        if not is_long_enough:
+        if not is_long_enough or _repeats_within(codes[run.first : run.first + run.period]):
             return False
         return _is_joined(ops, run) or _counts(ops[run.first : run.stop], run.period)
 
@@ -154,6 +157,16 @@ def _measured_results(ops: pl.DataFrame, loops: Collection[_RepeatedRun]) -> lis
         for run, body in zip(stretches, bodies, strict=True)
         if len(body) > 1 and bodies.count(body) >= MIN_RESULTS
     ]
+
+
+def _repeats_within(body: Ints) -> bool:
+    """Return whether a body is a shorter one several times.
+
+    >>> _repeats_within(np.array([1, 2, 1, 2])), _repeats_within(np.array([1, 2, 2]))
+    (True, False)
+    """
+    divisors = [period for period in range(1, len(body) // 2 + 1) if len(body) % period == 0]
+    return any(np.array_equal(body[period:], body[:-period]) for period in divisors)
 
 
 def _take_runs(

@@ -67,8 +67,8 @@ from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.metrics.process_phases import ROLLOUT, find_decode_steps, find_stretches
 from tracekit.metrics.rates import ProductTotals, products
 from tracekit.metrics.remedies import find_remedies
-from tracekit.metrics.remedies.rows import OPERATORS
 from tracekit.metrics.remedies.new_shapes import find_new_shapes
+from tracekit.metrics.remedies.rows import OPERATORS
 from tracekit.metrics.sites import RankSites, find_sites
 from tracekit.metrics.step_kinds import measure_step_kinds
 from tracekit.metrics.step_time import (

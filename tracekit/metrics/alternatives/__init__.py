@@ -2,13 +2,27 @@
 
 from tracekit.metrics.alternatives.attention import CausalKernel
 from tracekit.metrics.alternatives.entry import Alternative
-from tracekit.metrics.alternatives.gradients import AnomalyMode, UnusedGradients
-from tracekit.metrics.alternatives.host import HostConstants, HostPreparation, MetricsOnHost
+from tracekit.metrics.alternatives.gradients import (
+    AnomalyMode,
+    FilledMemory,
+    ScalerWithoutHalf,
+    UnusedGradients,
+    ZeroedGradients,
+)
+from tracekit.metrics.alternatives.host import (
+    HostConstants,
+    HostPreparation,
+    MetricsOnHost,
+    WideInputs,
+)
 from tracekit.metrics.alternatives.images import BiasBeforeNorm, ChannelsFirst
 from tracekit.metrics.alternatives.inference import (
     DequantisedWeights,
     TrainingMode,
+    UnfoldedNorms,
     UnmergedAdapters,
+    UnusedLogits,
+    WeightsMadeAgain,
 )
 from tracekit.metrics.alternatives.loops import (
     BatchedIndex,
@@ -44,5 +58,12 @@ ALTERNATIVES: tuple[Alternative, ...] = (
     HostConstants(),
     MetricsOnHost(),
     HostPreparation(),
+    WideInputs(),
+    WeightsMadeAgain(),
+    UnfoldedNorms(),
+    UnusedLogits(),
+    ZeroedGradients(),
+    FilledMemory(),
+    ScalerWithoutHalf(),
 )
 """Its entries."""

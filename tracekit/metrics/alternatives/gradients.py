@@ -24,11 +24,14 @@ MAX_UPDATED_SHARE = 0.5
 """Elements that optimizers update over those of which there are gradients, above which tensors may stand for others:
 optimizers that keep flat or sharded copies update tensors of other sizes."""
 MIN_BYTES_OF_UPDATE = 6
-"""Bytes that an update of one element moves at least: gradient and weight of 16 bits are read, the weight is written."""
+"""Bytes that an update of one element moves at least: gradient and weight of 16 bits are read, the weight
+is written."""
 USUAL_BYTES_OF_UPDATE = {"adam": 14, "sgd": 6}
 """Bytes that an update moves per element of 16 bits: Adam reads and writes two states as well."""
 MIN_CHECKS = 16
 """Gradients that a step checks for NaN, from which PyTorch's anomaly mode does."""
+MIN_ADDED_SHARE = 0.9
+"""Gradients that are added to others over all, from which each is."""
 VIEWS = r"^aten::(view|_unsafe_view|transpose|permute|t|unbind|select|slice|expand|unsqueeze|squeeze|detach|alias)$"
 """Operators that compute nothing: what they take is what autograd and the profiler add."""
 MIN_TRACEBACK_NS = 20_000
@@ -42,6 +45,8 @@ class UnusedGradients(Alternative, frozen=True, kw_only=True):
     rests_on = "the backward computes only gradients that an optimizer uses"
     code = "unused_gradients"
     case = ""
+    title = "unused gradients"
+    training_only = True
     says = (
         "each backward computes gradients of {what} that no optimizer uses: {work_ns} of GPU time, "
         "and what the CPU takes to launch it"
@@ -51,7 +56,9 @@ class UnusedGradients(Alternative, frozen=True, kw_only=True):
         "weight under `torch.no_grad()`"
     )
     min_saved_share = 0.02
-    caveat = "Gradients that are looked at, or that something else than an optimizer uses, are needed."
+    caveat = (
+        "Gradients that are looked at, or that something else than an optimizer uses, are needed."
+    )
 
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
         is_communication = rank.events["label"].is_in(COMMUNICATION_LABELS).any()
@@ -65,7 +72,9 @@ class UnusedGradients(Alternative, frozen=True, kw_only=True):
         unused_text = pl.Series([str(list(size)) for size in unused], dtype=pl.String)
         is_unused = pl.col("size").is_in(unused_text.implode())
         per_step = gradients.filter(is_unused).height / gradients["part"].n_unique()
-        last_used = gradients.filter(~is_unused).group_by("part").agg(last_ns=pl.col("end_ns").max())
+        last_used = (
+            gradients.filter(~is_unused).group_by("part").agg(last_ns=pl.col("end_ns").max())
+        )
         backward = rank.events.filter(pl.col("node").is_not_null())
         backward = backward.join(last_used, on="part", how="left", maintain_order="left")
         # Behind the last gradient that is used nothing of the backward is.
@@ -148,7 +157,9 @@ def _result_sizes(events: pl.DataFrame) -> pl.Series:
 
 def _is_used_outside(rank: RankWork, sizes: Collection[Size]) -> bool:
     """Return whether something outside of backward, forward and optimizer works on tensors of gradients' sizes."""
-    backward = rank.events.drop_nulls("node").group_by("part").agg(last_ns=pl.col("launch_ns").max())
+    backward = (
+        rank.events.drop_nulls("node").group_by("part").agg(last_ns=pl.col("launch_ns").max())
+    )
     later = rank.events.filter(pl.col("node").is_null() & (pl.col("label") != "optimizer"))
     later = later.join(backward, on="part", how="inner")
     later = later.filter(pl.col("launch_ns") > pl.col("last_ns")).drop_nulls(["shapes", "op"])
@@ -167,10 +178,12 @@ class AnomalyMode(Alternative, frozen=True, kw_only=True):
     rests_on = "gradients are not checked one by one, and forwards store no stacks"
     code = "debug_mode"
     case = "anomaly"
-    says = "autograd checks every gradient for NaN and waits for the answer: anomaly detection is on"
-    advises = (
-        "leave out `torch.autograd.set_detect_anomaly(True)` (`detect_anomaly` of Lightning) once the fault is found"
+    title = "checks for debugging"
+    training_only = True
+    says = (
+        "autograd checks every gradient for NaN and waits for the answer: anomaly detection is on"
     )
+    advises = "leave out `torch.autograd.set_detect_anomaly(True)` (Lightning: `detect_anomaly`) when it is found"
 
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
         is_check = pl.col("chain").str.contains("aten::isnan|aten::_is_any_true") | (
@@ -180,8 +193,8 @@ class AnomalyMode(Alternative, frozen=True, kw_only=True):
         checks = checks.filter(pl.len().over("part") >= MIN_CHECKS)
         if checks.is_empty():
             return
-        unwaited = without_events(checks, self.change).with_columns(waits=pl.lit(value=False))
-        yield unwaited
+        is_answer = checks["name"].str.contains("(?i)DtoH|DeviceToHost")
+        yield without_events(checks, self.change).with_columns(waits=~is_answer)
         yield from stall_remedies(rank, _tracebacks(rank), self.change)
 
 
@@ -200,3 +213,109 @@ def _tracebacks(rank: RankWork) -> Intervals | None:
     start_ns = nodes["start_ns"].to_numpy()
     end_ns = start_ns + np.int64(stored_ns)
     return union(start_ns, end_ns)
+
+
+class ZeroedGradients(Alternative, frozen=True, kw_only=True):
+    """Gradients are set to zero, and the next ones added to them."""
+
+    change = "dropped gradients"
+    rests_on = "gradients are dropped after each update, and the next ones take their place"
+    code = "zeroed_gradients"
+    case = ""
+    title = "gradients"
+    training_only = True
+    says = (
+        "gradients are set to zero and the next ones added to them, {kernels_per_step} kernels a step: {work_ns} of "
+        "GPU time"
+    )
+    advises = "drop them (`zero_grad(set_to_none=True)`)"
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        op = pl.col("op").fill_null("")
+        outside = pl.col("node").is_null()
+        zeroes = op.str.contains("^aten::_foreach_zero_$") | (
+            (op.is_in(["aten::zero_", "aten::fill_"]))
+            & pl.col("chain").str.contains("^aten::zero_")
+        )
+        zeroed = rank.events.filter(zeroes & outside)
+        adds = rank.events.filter((pl.col("node") == "AccumulateGrad") & op.str.contains("add_?$"))
+        kept = rank.operators_named(ACCUMULATION)
+        in_several = _runs_several_backwards(rank)
+        is_loop = zeroed.height >= MIN_CHECKS or (zeroed["op"] == "aten::_foreach_zero_").any()
+        # Each gradient is added to one that is there, and none was before the only backward of the step.
+        if (
+            zeroed.is_empty()
+            or not is_loop
+            or in_several
+            or adds.height < MIN_ADDED_SHARE * kept.height
+        ):
+            return
+        yield without_events(zeroed, self.change)
+        yield without_events(adds, self.change)
+
+
+def _runs_several_backwards(rank: RankWork) -> bool:
+    """Return whether a forward runs between gradients of a step that are kept."""
+    kept = rank.events.filter(pl.col("node") == "AccumulateGrad")
+    spans = kept.group_by("part").agg(
+        first=pl.col("launch_ns").min(), last=pl.col("launch_ns").max()
+    )
+    forward = rank.events.filter((pl.col("label") == "forward") & pl.col("node").is_null())
+    between = forward.join(spans, on="part", how="inner").filter(
+        pl.col("launch_ns").is_between("first", "last")
+    )
+    return between.height > MIN_CHECKS
+
+
+class FilledMemory(Alternative, frozen=True, kw_only=True):
+    """Deterministic algorithms are on, and every new tensor is filled."""
+
+    change = "memory left as it is"
+    rests_on = "new tensors are not filled before they are written"
+    code = "debug_mode"
+    case = "deterministic"
+    title = "checks for debugging"
+    says = (
+        "deterministic algorithms are on, and fill every new tensor: {kernels_per_step} kernels a step, {work_ns} of "
+        "GPU time"
+    )
+    advises = (
+        "leave `torch.use_deterministic_algorithms(True)` out, or set "
+        "`torch.utils.deterministic.fill_uninitialized_memory = False`"
+    )
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        fills_new = pl.col("chain").str.contains(
+            r"aten::(empty|empty_like|empty_strided|resize_|new_empty)\w* > aten::fill_"
+        )
+        filled = rank.events.filter(fills_new.fill_null(value=False))
+        filled = filled.filter(pl.len().over("part") >= MIN_CHECKS)
+        yield without_events(filled, self.change)
+
+
+class ScalerWithoutHalf(Alternative, frozen=True, kw_only=True):
+    """Losses are scaled although nothing computes in float16."""
+
+    change = "no loss scale"
+    rests_on = "gradients are neither scaled nor checked"
+    code = "needless_scaler"
+    case = ""
+    title = "loss scale"
+    training_only = True
+    says = "gradients are unscaled and checked, and the CPU waits for the answer, though nothing runs in float16"
+    advises = "leave the `GradScaler` out: bf16 has the range of float32"
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        scaler = rank.events.filter(
+            pl.col("op").str.contains("^aten::_amp_").fill_null(value=False)
+        )
+        uses_half = rank.events.select(pl.col("dtypes").str.contains("Half").any()).item()
+        has_types = rank.events.select((pl.col("kind") == "product").any()).item()
+        if not scaler.is_empty() and has_types and not uses_half:
+            waits = rank.events.filter(
+                pl.col("chain").str.contains("aten::item").fill_null(value=False)
+            )
+            first = scaler.group_by("part").agg(scaled_ns=pl.col("launch_ns").min())
+            waits = waits.join(first, on="part").filter(pl.col("launch_ns") > pl.col("scaled_ns"))
+            yield without_events(scaler, self.change)
+            yield without_events(waits, self.change).with_columns(waits=pl.lit(value=False))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
+from tracekit._util.shapes import parse_list
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.alternatives.entry import Alternative
 from tracekit.metrics.remedies.removals import stall_remedies
@@ -21,10 +22,15 @@ MIN_MOVED_BYTES = 1 << 20
 """Bytes of a copy from which it is of data, not of figures."""
 MIN_CPU_OPERATOR_NS = 100_000
 """Time of an operator that launches nothing, from which it computes on the CPU."""
-WITHOUT_COMPUTING = r"^aten::(item|_local_scalar_dense|is_nonzero|pin_memory|set_|empty.*|resize_)$"
-"""Operators that may wait for the GPU, or only take memory."""
+WITHOUT_COMPUTING = (
+    r"^aten::(item|_local_scalar_dense|is_nonzero|pin_memory|cat|stack|set_|empty.*|resize_)$"
+)
+"""Operators that may wait for the GPU, only take memory, or put a batch together."""
 MAX_APART_NS = 1_000_000
 """Time between an operator of the CPU and a copy up to which it is about the data that is copied, or its own time."""
+IMAGE_DIMENSIONS = 4
+CHANNELS_OF_IMAGES = (1, 3, 4)
+FLOAT_BYTES = 4
 KEPT_SHARE_OF_COPY = (0.0, 0.25, 0.5)
 """Bytes that are copied over those of what the CPU made of them: images are of 8 bits before they are of 32."""
 
@@ -36,6 +42,7 @@ class HostConstants(Alternative, frozen=True, kw_only=True):
     rests_on = "tensors made of Python's numbers are on the GPU from the beginning"
     code = "small_copies"
     case = "constants"
+    title = "small copies"
     says = "{kernels_per_step} tensors a step are made of Python's numbers and copied to the GPU one by one"
     advises = (
         "make constants once (`register_buffer`), or on the GPU (`torch.full`, `torch.arange(…, device=…)`); plain "
@@ -69,9 +76,12 @@ class MetricsOnHost(Alternative, frozen=True, kw_only=True):
     """Whole tensors are copied to the host in every step, and something is computed of them there."""
 
     change = "metrics on the GPU"
-    rests_on = "what is computed of the GPU's tensors is computed on the GPU, and figures alone are copied"
-    code = "host_compute"
+    rests_on = (
+        "what is computed of the GPU's tensors is computed on the GPU, and figures alone are copied"
+    )
+    code = "work_on_host"
     case = "results"
+    title = "compute on the CPU"
     says = "whole tensors are copied to the CPU in every step, and figures are computed of them there ({what})"
     advises = "compute the figures on the GPU and copy these, once every N steps"
     caveat = "Results that are written or sent somewhere have to be copied: from pinned memory, beside the next step."
@@ -85,7 +95,9 @@ class MetricsOnHost(Alternative, frozen=True, kw_only=True):
         behind = _near(computing, _calls(rank, copies)["end_ns"], behind=True)
         if behind.is_empty():
             return
-        named = ", ".join(behind["name"].cast(pl.String).str.strip_prefix("aten::").unique().sort().head(2))
+        named = ", ".join(
+            behind["name"].cast(pl.String).str.strip_prefix("aten::").unique().sort().head(2)
+        )
         gone = without_events(copies, self.change, what=named)
         yield gone.with_columns(waits=pl.lit(value=False))
         yield from stall_remedies(rank, _intervals(behind), self.change, what=named)
@@ -96,8 +108,9 @@ class HostPreparation(Alternative, frozen=True, kw_only=True):
 
     change = "preparation on the GPU"
     rests_on = "what the CPU computes of a batch is computed on the GPU, of what it was made of"
-    code = "host_compute"
+    code = "work_on_host"
     case = "preparation"
+    title = "compute on the CPU"
     says = "the CPU computes what is then copied to the GPU, mostly {what}"
     advises = (
         "copy what it is made of (images as `uint8`, indices instead of rows of a table) from pinned memory, and "
@@ -128,7 +141,7 @@ class HostPreparation(Alternative, frozen=True, kw_only=True):
 
 
 def _computing(rank: RankWork) -> pl.DataFrame:
-    """Return the outermost operators that compute on the CPU, on threads that launch GPU work: those that launch none."""
+    """Return the outermost operators that compute on the CPU: they take long, and launch nothing."""
     took_ns = pl.col("end_ns") - pl.col("start_ns")
     operators = rank.operators.filter(took_ns >= MIN_CPU_OPERATOR_NS)
     names = operators["name"].unique()
@@ -187,3 +200,39 @@ def _near(computing: pl.DataFrame, times_ns: pl.Series, *, behind: bool) -> pl.D
 
 def _intervals(operators: pl.DataFrame) -> Intervals:
     return union(operators["start_ns"].to_numpy(), operators["end_ns"].to_numpy())
+
+
+class WideInputs(Alternative, frozen=True, kw_only=True):
+    """Inputs are copied to the GPU in 32 bits and narrowed there."""
+
+    change = "narrow inputs"
+    rests_on = "inputs are copied in the type that they are used in; images in 8 bits"
+    code = "wide_inputs"
+    case = ""
+    title = "inputs"
+    says = "inputs are copied to the GPU in 32 bits and converted to 16 there: the copies take {work_ns}"
+    advises = "copy images as `uint8` and scale them on the GPU; convert other inputs before they are copied"
+    caveat = "A copy that runs beside compute costs nothing."
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        from_host = pl.col("name").str.contains("(?i)HtoD|HostToDevice")
+        copies = rank.events.filter(from_host & (pl.col("copied_bytes") >= MIN_MOVED_BYTES))
+        to_narrow = (pl.col("op") == "aten::copy_") & pl.col("dtypes").str.contains(
+            r'^\["(c10::Half|c10::BFloat16)","float"'
+        )
+        narrowed = rank.events.filter(to_narrow.fill_null(value=False) & ~pl.col("is_backward"))
+        sizes = (narrowed["elements"].unique() * FLOAT_BYTES).implode()
+        wide = copies.filter(pl.col("copied_bytes").is_in(sizes))
+        if wide.is_empty():
+            return
+        size = wide["shapes"].drop_nulls().head(1)
+        first: list[int] = next(iter(parse_list(size.item()) if len(size) else []), [])
+        is_image = len(first) == IMAGE_DIMENSIONS and first[1] in CHANNELS_OF_IMAGES
+        likely = 1 / 4 if is_image else 1 / 2
+        priced = wide.with_columns(
+            group="row",
+            low_ns=pl.col("ns") / 4,
+            likely_ns=pl.col("ns") * likely,
+            high_ns=pl.col("ns") / 2,
+        )
+        yield new_durations(priced, self.change)

@@ -80,6 +80,7 @@ class BiasBeforeNorm(Alternative, frozen=True, kw_only=True):
     rests_on = "convolutions in front of batch norms add no bias"
     code = "needless_bias"
     case = ""
+    title = "biases"
     says = (
         "convolutions add a bias that the batch norm behind them subtracts again: {work_ns} of GPU time for adding "
         "it and for its gradient"
@@ -87,7 +88,9 @@ class BiasBeforeNorm(Alternative, frozen=True, kw_only=True):
     advises = "make these convolutions with `bias=False`: the norm has a bias of its own"
 
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
-        is_bias = (pl.col("op") == "aten::add_") & pl.col("chain").str.contains("aten::_convolution")
+        is_bias = (pl.col("op") == "aten::add_") & pl.col("chain").str.contains(
+            "aten::_convolution"
+        )
         columns = ("row", "part", "stream", "start_ns", "op", "elements", "chain", "node")
         ordered = rank.events.select(columns).sort("stream", "start_ns")
         # What follows on tensors of that size, counters and scalars apart.

@@ -8,21 +8,37 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from tracekit._util.shapes import is_shape, parse_list
 from tracekit.metrics.alternatives.entry import NOTHING, Alternative, SitePrice
 from tracekit.metrics.remedies.rows import RankWork, new_durations, without_events
+from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS, Share
 from tracekit.metrics.sites import Inputs
 
-TRAINING_INPUT = {"aten::native_batch_norm": 5, "aten::cudnn_batch_norm": 5, "aten::miopen_batch_norm": 5}
+TRAINING_INPUT = {
+    "aten::native_batch_norm": 5,
+    "aten::cudnn_batch_norm": 5,
+    "aten::miopen_batch_norm": 5,
+}
 """Batch norms, and their input that says whether they take statistics of the batch."""
 DROPOUT = r"^aten::(native_dropout|_fused_dropout|bernoulli_|dropout)$"
 INTEGER_TYPES = ("signed char", "unsigned char", "char", "int8_t", "uint8_t")
 MIN_DEQUANTISED = 4
 """Weights that are dequantised in a step, from which it is a habit."""
+BIAS_SHARE = Share(0.25, 0.32, 0.5)
+"""Share of the memory's bandwidth that adding a bias to an image reaches, as recorded behind convolutions."""
+MIN_VOCABULARY = 4096
+"""Columns of a product from which it is a head over a vocabulary."""
+MIN_TOKENS = 64
+MAX_READ_SHARE = 0.25
+"""Logits that are read over those that are computed, up to which the others are for nothing."""
 MAX_ADAPTER_RANK = 256
 """Inner size of two products in a row up to which they are an adapter."""
 MIN_ADAPTER_RATIO = 4
 """Sizes around an adapter over its inner size, at least."""
 MIN_ADAPTERS = 4
+"""Adapters of a step, at least."""
+MIN_ADAPTER_KERNELS = 3
+"""Kernels of an adapter: two products and the sum."""
 
 
 class TrainingMode(Alternative, frozen=True, kw_only=True):
@@ -32,6 +48,7 @@ class TrainingMode(Alternative, frozen=True, kw_only=True):
     rests_on = "batch norms take the statistics that they learned, and nothing is dropped"
     code = "training_mode"
     case = ""
+    title = "training mode"
     says = (
         "the model runs forward alone, but in training mode: {what} take {work_ns} of GPU time, and results differ "
         "from run to run or with the batch"
@@ -50,7 +67,9 @@ class TrainingMode(Alternative, frozen=True, kw_only=True):
             durations = rank.speeds.memory_ns(moved.to_numpy().astype(np.float64))
             if durations is not None:
                 names = ("low_ns", "likely_ns", "high_ns")
-                columns = [pl.Series(name, values) for name, values in zip(names, durations, strict=True)]
+                columns = [
+                    pl.Series(name, values) for name, values in zip(names, durations, strict=True)
+                ]
                 priced = calls.with_columns(*columns, group="call")
                 yield new_durations(priced, self.change, what="batch norms", keeps_first=True)
             # Each norm counts its batches.
@@ -77,6 +96,7 @@ class DequantisedWeights(Alternative, frozen=True, kw_only=True):
     rests_on = "weights of 8 bits are converted once, or by the kernel that multiplies by them"
     code = "dequantised"
     case = ""
+    title = "dequantised weights"
     says = (
         "weights of 8 bits are converted and scaled in front of every product, {kernels_per_step} kernels a step: "
         "{work_ns} of GPU time, more memory than the product reads"
@@ -93,7 +113,9 @@ class DequantisedWeights(Alternative, frozen=True, kw_only=True):
         for site in rank.sites.filter(pl.col("op") == "aten::copy_").iter_rows(named=True):
             inputs = Inputs.of(site)
             types = (site["dtypes"] or "").strip("[]").replace('"', "").split(",")
-            is_conversion = len(types) > 1 and types[1] in INTEGER_TYPES and types[0] not in INTEGER_TYPES
+            is_conversion = (
+                len(types) > 1 and types[1] in INTEGER_TYPES and types[0] not in INTEGER_TYPES
+            )
             size = inputs.size(0)
             if is_conversion and str(size) in multiplied:
                 converted[str(size)] = converted.get(str(size), 0) + site["calls"]
@@ -101,7 +123,9 @@ class DequantisedWeights(Alternative, frozen=True, kw_only=True):
         if sum(converted.values()) < MIN_DEQUANTISED * steps:
             return
         prices: dict[int, SitePrice] = {}
-        for site in rank.sites.filter(pl.col("op").str.contains("^aten::(copy_|mul|sub|mul_|sub_)$")).iter_rows(named=True):
+        for site in rank.sites.filter(
+            pl.col("op").str.contains("^aten::(copy_|mul|sub|mul_|sub_)$")
+        ).iter_rows(named=True):
             if str(Inputs.of(site).size(0)) in converted and site["node"] is None:
                 prices[site["site"]] = NOTHING
         yield self.of_sites(rank, prices)
@@ -126,6 +150,7 @@ class UnmergedAdapters(Alternative, frozen=True, kw_only=True):
     rests_on = "adapters are added to the weights before the model runs"
     code = "adapters"
     case = ""
+    title = "adapters"
     says = (
         "adapters of low rank run beside the weights that they change, {kernels_per_step} kernels a step: "
         "{work_ns} of GPU time"
@@ -136,39 +161,175 @@ class UnmergedAdapters(Alternative, frozen=True, kw_only=True):
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
         if rank.events.select(pl.col("node").is_not_null().any()).item():
             return
-        columns = ("row", "part", "stream", "start_ns", "op", "shapes", "ns")
-        events = rank.events.select(columns).sort("part", "stream", "start_ns")
-        found: list[int] = []
-        rank_of = {shapes: _inner(shapes) for shapes in events["shapes"].unique().drop_nulls()}
-        rows: list[int] = []
-        result: list[int] | None = None
-        down: list[int] | None = None
-        for row, _, _, _, op, shapes, _ in events.iter_rows():
-            is_product = op in ("aten::mm", "aten::addmm")
-            sizes = rank_of.get(shapes)
-            if is_product and sizes is not None:
-                first, second = sizes
-                narrows = second[1] <= MAX_ADAPTER_RANK and first[1] >= MIN_ADAPTER_RATIO * second[1]
-                widens = down is not None and first[-1] == down[1] and second[1] >= MIN_ADAPTER_RATIO * second[0]
-                if widens:
-                    rows.append(row)
-                    result = [first[0], second[1]]
-                    down = None
-                elif narrows:
-                    rows, result, down = [row], None, second
-                else:
-                    rows, result, down = [], None, None
-            elif result is not None and op in ("aten::mul", "aten::add", "aten::add_", "aten::mul_"):
-                rows.append(row)
-                if op.startswith("aten::add"):
-                    found += rows
-                    rows, result = [], None
+        members = _adapter_rows(rank.events)
         steps = max(rank.events["part"].n_unique(), 1)
-        if len(found) >= MIN_ADAPTERS * 3 * steps:
-            yield without_events(rank.events.filter(pl.col("row").is_in(found)), self.change)
+        if len(members) >= MIN_ADAPTERS * MIN_ADAPTER_KERNELS * steps:
+            adapters = rank.events.filter(pl.col("row").is_in(members.implode()))
+            yield without_events(adapters, self.change)
 
 
-def _inner(shapes: str) -> tuple[list[int], list[int]] | None:
-    """Return the sizes of the two matrices of a product."""
-    matrices = [size for size in Inputs.of({"shapes": shapes, "strides": None, "concrete": None}).sizes if len(size) == 2]
-    return (matrices[-2], matrices[-1]) if len(matrices) >= 2 else None
+def _adapter_rows(events: pl.DataFrame) -> pl.Series:
+    """Return the rows of adapters: a product to few columns, one back from these, perhaps a scale, and the sum."""
+    is_member = pl.col("op").str.contains("^aten::(mm|addmm|mul_?|add_?)$")
+    links = events.select("row", "part", "stream", "start_ns", "op", "shapes").filter(is_member)
+    links = links.sort("part", "stream", "start_ns")
+    inner = {text: _inner(text) for text in links["shapes"].unique().drop_nulls()}
+    sizes = {text: matrices for text, matrices in inner.items() if matrices is not None}
+    columns, width = (
+        links["shapes"].replace_strict(
+            {text: matrices[i] for text, matrices in sizes.items()},
+            default=None,
+            return_dtype=pl.Int64,
+        )
+        for i in (1, 2)
+    )
+    is_product = pl.col("op").is_in(["aten::mm", "aten::addmm"])
+    is_narrow = (width <= MAX_ADAPTER_RANK) & (columns >= MIN_ADAPTER_RATIO * width)
+    links = links.with_columns(columns=columns, width=width, is_product=is_product)
+    links = links.with_columns(
+        narrows=(pl.Series(is_narrow) & pl.col("is_product")).fill_null(value=False)
+    )
+    widens = (
+        pl.col("narrows").shift(1, fill_value=False)
+        & pl.col("is_product")
+        & (pl.col("columns") == pl.col("width").shift(1))
+        & (pl.col("width") >= MIN_ADAPTER_RATIO * pl.col("columns"))
+    ).fill_null(value=False)
+    links = links.with_columns(widens=widens)
+    scales = pl.col("widens").shift(1, fill_value=False) & pl.col("op").str.contains("mul")
+    links = links.with_columns(scales=scales)
+    adds = (pl.col("widens") | pl.col("scales")).shift(1, fill_value=False) & pl.col(
+        "op"
+    ).str.contains("::add_?$")
+    links = links.with_columns(adds=adds)
+    is_adapter = (
+        pl.col("widens")
+        | pl.col("widens").shift(-1, fill_value=False)
+        | pl.col("scales")
+        | pl.col("adds")
+    )
+    return links.filter(is_adapter)["row"]
+
+
+def _inner(shapes: str) -> tuple[int, int, int] | None:
+    """Return rows, inner size and columns of a product of two matrices; None if it is none.
+
+    >>> _inner("[[4096,2048],[2048,16]]")
+    (4096, 2048, 16)
+    """
+    matrices = [size for size in parse_list(shapes) if size and is_shape(size) and len(size) == 2]
+    if len(matrices) < 2:
+        return None
+    return matrices[-2][0], matrices[-2][1], matrices[-1][1]
+
+
+class WeightsMadeAgain(Alternative, frozen=True, kw_only=True):
+    """Weights are made of others in every forward, although they do not change."""
+
+    change = "weights made once"
+    rests_on = "weights that follow from others are made once"
+    code = "weights_made_again"
+    case = ""
+    title = "weights"
+    says = "normalised weights are made again in every forward: {work_ns} of GPU time"
+    advises = "remove the parametrization before inference (`torch.nn.utils.parametrize.remove_parametrizations`)"
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        if not rank.events.select(pl.col("node").is_not_null().any()).item():
+            makes_weights = (
+                pl.col("chain").str.contains("aten::_weight_norm").fill_null(value=False)
+            )
+            yield without_events(rank.events.filter(makes_weights), self.change)
+
+
+class UnfoldedNorms(Alternative, frozen=True, kw_only=True):
+    """Batch norms run behind convolutions in inference, where they are a scale and a bias of the weights."""
+
+    change = "folded norms"
+    rests_on = "batch norms behind convolutions are part of these"
+    code = "unfolded_norms"
+    case = ""
+    title = "batch norms"
+    says = (
+        "batch norms run behind convolutions, {kernels_per_step} kernels a step: {work_ns} of GPU time for what "
+        "weights and bias of the convolution could do"
+    )
+    advises = (
+        "fold them (`torch.nn.utils.fusion.fuse_conv_bn_eval`, or `torch.compile` with "
+        "`torch._inductor.config.freezing`)"
+    )
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        if rank.events.select(pl.col("node").is_not_null().any()).item():
+            return
+        norms = [
+            site["site"]
+            for site in _sites_of(rank, TRAINING_INPUT)
+            if Inputs.of(site).value(TRAINING_INPUT[site["op"]]) is False
+        ]
+        if not norms or not rank.events.select((pl.col("kind") == "convolution").any()).item():
+            return
+        in_norm = pl.col("site").is_in(norms) | pl.col("chain").str.contains("aten::batch_norm")
+        events = rank.events.filter(in_norm.fill_null(value=False))
+        # What is left of each is the bias that its convolution adds, one pass over the image.
+        large = pl.col("elements") == pl.col("elements").max().over("call")
+        images = events.filter(
+            pl.col("site").is_in(norms) & large & (pl.col("dims").list.len() > 2)
+        )
+        bandwidth = rank.speeds.bandwidth
+        if bandwidth is None:
+            return
+        full_ns = pl.col("elements") * pl.col("narrow_width").fill_null(4) * 2 / bandwidth
+        share = BIAS_SHARE
+        priced = images.with_columns(
+            low_ns=full_ns / share.high,
+            likely_ns=full_ns / share.likely,
+            high_ns=full_ns / share.low,
+            group="call",
+        )
+        yield new_durations(priced, self.change, keeps_first=True)
+        others = events.filter(~pl.col("row").is_in(images["row"].implode()))
+        yield without_events(others, self.change)
+
+
+class UnusedLogits(Alternative, frozen=True, kw_only=True):
+    """The head computes logits of all tokens, of which few are read."""
+
+    change = "used logits"
+    rests_on = "the head computes logits only of tokens whose logits are read"
+    code = "unused_logits"
+    case = ""
+    title = "logits"
+    says = "the head computes logits of all tokens, and few of them are read ({what}): {work_ns} of GPU time"
+    advises = "select the tokens before the head (`head(hidden[:, -1])`; `logits_to_keep=1` in Transformers)"
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        if rank.events.select(pl.col("node").is_not_null().any()).item():
+            return
+        products = rank.sites.filter(pl.col("op").is_in(["aten::mm", "aten::addmm"])).drop_nulls(
+            "shapes"
+        )
+        sizes: dict[int, tuple[int, int, int]] = {}
+        for site, shapes in products.select("site", "shapes").iter_rows():
+            inner = _inner(shapes)
+            if inner is not None:
+                sizes[site] = inner
+        heads = {
+            site: size
+            for site, size in sizes.items()
+            if size[2] >= MIN_VOCABULARY and size[0] >= MIN_TOKENS
+        }
+        prices: dict[int, SitePrice] = {}
+        for site, (rows, _, columns) in heads.items():
+            read = rank.events.filter(
+                (pl.col("dims").list.last() == columns) & ~pl.col("site").is_in(list(sizes))
+            )
+            elements = read["elements"].max()
+            if not isinstance(elements, int) or elements > MAX_READ_SHARE * rows * columns:
+                continue
+            ns = float(rank.events.filter(pl.col("site") == site)["ns"].sum())
+            used_rows = elements // columns
+            left_ns = max(ns * used_rows / rows, float(MIN_KERNEL_NS * len(read)))
+            what = f"{used_rows:,} of {rows:,}"
+            prices[site] = SitePrice(left_ns, left_ns, 2 * left_ns, what=what)
+        yield self.of_sites(rank, prices)

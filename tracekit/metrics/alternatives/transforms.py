@@ -17,7 +17,8 @@ LARGEST_GOOD_FACTOR = 7
 """Largest prime factor of a length for which libraries have a direct algorithm."""
 COMPLEX_BYTES = 8
 PASSES = Share(1.6, 2.0, 3.0)
-"""Times that a direct transform reads and writes its complex values for each dimension, at the usual speed of memory."""
+"""Times that a direct transform reads and writes its complex values for each dimension, at the usual speed of
+memory."""
 
 
 class AwkwardLength(Alternative, frozen=True, kw_only=True):
@@ -27,6 +28,7 @@ class AwkwardLength(Alternative, frozen=True, kw_only=True):
     rests_on = "lengths of Fourier transforms have no prime factor above 7"
     code = "transform_length"
     case = ""
+    title = "lengths of transforms"
     says = (
         "Fourier transforms have {what}, which has a large prime factor, so that each is computed as several longer "
         "ones: {work_ns} of GPU time"
@@ -40,7 +42,9 @@ class AwkwardLength(Alternative, frozen=True, kw_only=True):
             return
         for site in rank.sites.filter(pl.col("op").str.contains(TRANSFORM)).iter_rows(named=True):
             lengths = _lengths(site)
-            awkward = [length for length in lengths if _largest_factor(length) > LARGEST_GOOD_FACTOR]
+            awkward = [
+                length for length in lengths if _largest_factor(length) > LARGEST_GOOD_FACTOR
+            ]
             if not awkward:
                 continue
             events = rank.events.filter(pl.col("site") == site["site"])
@@ -53,7 +57,10 @@ class AwkwardLength(Alternative, frozen=True, kw_only=True):
             }
             what = f"length {awkward[0]:,} (better {next_good_length(awkward[0]):,})"
             yield new_durations(
-                events.with_columns(**columns, group="call"), self.change, what=what, keeps_first=True
+                events.with_columns(**columns, group="call"),
+                self.change,
+                what=what,
+                keeps_first=True,
             )
 
 
@@ -64,7 +71,9 @@ def _lengths(site: dict[str, Any]) -> list[int]:
     dimensions = inputs.value(1)
     if not size or not isinstance(dimensions, list):
         return []
-    lengths = [size[int(dimension)] for dimension in dimensions if -len(size) <= dimension < len(size)]
+    lengths = [
+        size[int(dimension)] for dimension in dimensions if -len(size) <= dimension < len(size)
+    ]
     last = inputs.value(3)
     if site["op"] == "aten::_fft_c2r" and lengths and type(last) is int:
         lengths[-1] = last
@@ -93,4 +102,8 @@ def next_good_length(number: int) -> int:
     >>> next_good_length(16381), next_good_length(509)
     (16384, 512)
     """
-    return next(length for length in range(number, 2 * number + 1) if _largest_factor(length) <= LARGEST_GOOD_FACTOR)
+    return next(
+        length
+        for length in range(number, 2 * number + 1)
+        if _largest_factor(length) <= LARGEST_GOOD_FACTOR
+    )

@@ -94,6 +94,9 @@ def _fuse_chains(
         & pl.col("elements").is_not_null()
         & ~pl.col("row").is_in(list(loss_rows))
         & (pl.col("label") != "optimizer")
+        # A loop over an index is batched, and float64 narrowed, before anything is fused.
+        & ~pl.col("loop").is_in(_index_loops(rank).implode()).fill_null(value=False)
+        & ~pl.col("has_fp64")
         # A gradient is added to the one before it, which no kernel of a chain wrote.
         & (pl.col("node") != "AccumulateGrad").fill_null(value=True)
         & pl.col("op").str.starts_with("aten::").fill_null(False)
@@ -146,6 +149,11 @@ def _fuse_chains(
     for what in priced["what"].unique().sort().to_list():
         of_kind = priced.filter(pl.col("what") == what)
         yield new_durations(of_kind, f"fuse {what}", what=what, keeps_first=True)
+
+
+def _index_loops(rank: RankWork) -> pl.Series:
+    """Return the loops in which an integer counts, or whose results are joined behind them."""
+    return rank.loops.filter(pl.col("counts") | pl.col("joined"))["loop"]
 
 
 def _kinds_of_chains() -> pl.Expr:

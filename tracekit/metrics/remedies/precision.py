@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.metrics.kernel_limits import product_bytes
-from tracekit.metrics.remedies.rows import REMEDIES, RankWork, new_durations
+from tracekit.metrics.remedies.rows import REMEDIES, RankWork, new_durations, without_events
 from tracekit.metrics.remedies.speeds import (
     MIN_KERNEL_NS,
     SLOWEST_RELATIVE,
@@ -44,7 +44,7 @@ def precision_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
     if narrow is not None:
         wide = calls.filter(pl.col("used").is_in(["fp32", TF32]))
         yield _retyped(rank, wide, narrow)
-    yield _from_float64(rank)
+    yield from _from_float64(rank)
 
 
 def _with_used_type(rank: RankWork) -> pl.DataFrame:
@@ -129,13 +129,16 @@ def _usual_share_of(calls: pl.DataFrame, own_share: np.ndarray) -> np.ndarray:
     return sums["usual"].clip(lower_bound=0.3).to_numpy()
 
 
-def _from_float64(rank: RankWork) -> pl.DataFrame:
-    """Return the remedies of kernels that read float64, in float32."""
-    is_wide = pl.col("has_fp64") & pl.col("kind").is_not_null()
-    wide = rank.events.filter(is_wide).with_columns(
+def _from_float64(rank: RankWork) -> Iterator[pl.DataFrame]:
+    """Yield the remedies of kernels that read float64, in float32; casts between the two go."""
+    wide = rank.events.filter(pl.col("has_fp64") & pl.col("kind").is_not_null())
+    is_float = [pl.col("dtypes").str.contains(f"(?i)\\b{name}\\b") for name in ("float", "double")]
+    is_cast = ((pl.col("op") == "aten::copy_") & is_float[0] & is_float[1]).fill_null(value=False)
+    yield without_events(wide.filter(is_cast), "fp32")
+    narrowed = wide.filter(~is_cast).with_columns(
         group="row",
         low_ns=pl.col("ns") * FLOAT64_SHARE.low,
         likely_ns=pl.col("ns") * FLOAT64_SHARE.likely,
         high_ns=pl.col("ns") * FLOAT64_SHARE.high,
     )
-    return new_durations(wide, "fp32")
+    yield new_durations(narrowed, "fp32")

@@ -248,7 +248,10 @@ def _channels_last(rank: RankWork) -> Iterator[pl.DataFrame]:
     convolutions = rank.events.filter(pl.col("kind") == "convolution")
     if convolutions.is_empty():
         return
+    # Signals of one dimension are images of one row, whose channels cannot be put last.
+    is_image = pl.col("dims").list.get(-2, null_on_oob=True) > 1
     conversions = convolutions.filter(pl.col("name").str.contains(PATTERNS["layout_kernel"]))
+    conversions = conversions.filter(is_image.fill_null(value=True))
     norms = rank.events.filter(pl.col("dims").list.len() > 3).filter(
         pl.col("op").str.contains(PATTERNS["batch_norm"])
         & pl.col("name").str.contains(PATTERNS["channels_first_norm"])
