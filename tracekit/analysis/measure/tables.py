@@ -68,7 +68,7 @@ from tracekit.metrics.process_phases import ROLLOUT, find_decode_steps, find_str
 from tracekit.metrics.rates import ProductTotals, products
 from tracekit.metrics.remedies import find_remedies
 from tracekit.metrics.remedies.new_shapes import find_new_shapes
-from tracekit.metrics.remedies.rows import OPERATORS
+from tracekit.metrics.remedies.rows import HOST_OPERATORS
 from tracekit.metrics.sites import RankSites, find_sites
 from tracekit.metrics.step_kinds import measure_step_kinds
 from tracekit.metrics.step_time import (
@@ -398,7 +398,7 @@ def _with_remedies(
         stalls=stalls,
         on_new_shapes=find_new_shapes(rank.events, launching),
         alternatives=ALTERNATIVES,
-        operators=rank.events.filter(pl.col("kind") == "cpu_op").select(OPERATORS.names()),
+        operators=rank.events.filter(pl.col("kind") == "cpu_op").select(HOST_OPERATORS.names()),
         loops=find_loops(rank.events, gpu_events["launch_tid"].drop_nulls().unique().to_list()),
         texts=work.texts,
         sites=sites,

@@ -30,7 +30,7 @@ USUAL_BYTES_OF_UPDATE = {"adam": 14, "sgd": 6}
 """Bytes that an update moves per element of 16 bits: Adam reads and writes two states as well."""
 MIN_CHECKS = 16
 """Gradients that a step checks for NaN, from which PyTorch's anomaly mode does."""
-MIN_ADDED_SHARE = 0.9
+MIN_ADDED_GRADIENTS_SHARE = 0.9
 """Gradients that are added to others over all, from which each is."""
 VIEWS = r"^aten::(view|_unsafe_view|transpose|permute|t|unbind|select|slice|expand|unsqueeze|squeeze|detach|alias)$"
 """Operators that compute nothing: what they take is what autograd and the profiler add."""
@@ -247,7 +247,7 @@ class ZeroedGradients(Alternative, frozen=True, kw_only=True):
             zeroed.is_empty()
             or not is_loop
             or in_several
-            or adds.height < MIN_ADDED_SHARE * kept.height
+            or adds.height < MIN_ADDED_GRADIENTS_SHARE * kept.height
         ):
             return
         yield without_events(zeroed, self.change)

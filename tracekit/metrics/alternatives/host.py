@@ -20,7 +20,7 @@ MIN_CONSTANTS = 4
 """Constants that a step copies, from which it is a habit."""
 MIN_MOVED_BYTES = 1 << 20
 """Bytes of a copy from which it is of data, not of figures."""
-MIN_CPU_OPERATOR_NS = 100_000
+MIN_COMPUTING_NS = 100_000
 """Time of an operator that launches nothing, from which it computes on the CPU."""
 WITHOUT_COMPUTING = (
     r"^aten::(item|_local_scalar_dense|is_nonzero|pin_memory|cat|stack|set_|empty.*|resize_)$"
@@ -66,7 +66,7 @@ class HostConstants(Alternative, frozen=True, kw_only=True):
         is_near = np.zeros(len(copied_at), np.bool_)
         for offset in (0, 1):
             index = np.clip(before + offset, 0, len(made_at) - 1)
-            is_near |= np.abs(made_at[index] - copied_at) < MIN_CPU_OPERATOR_NS
+            is_near |= np.abs(made_at[index] - copied_at) < MIN_COMPUTING_NS
         constants = copies.filter(pl.Series(is_near))
         constants = constants.filter(pl.len().over("part") >= MIN_CONSTANTS)
         yield without_events(constants, self.change).with_columns(waits=pl.lit(value=False))
@@ -143,7 +143,7 @@ class HostPreparation(Alternative, frozen=True, kw_only=True):
 def _computing(rank: RankWork) -> pl.DataFrame:
     """Return the outermost operators that compute on the CPU: they take long, and launch nothing."""
     took_ns = pl.col("end_ns") - pl.col("start_ns")
-    operators = rank.operators.filter(took_ns >= MIN_CPU_OPERATOR_NS)
+    operators = rank.operators.filter(took_ns >= MIN_COMPUTING_NS)
     names = operators["name"].unique()
     text = names.cast(pl.String)
     kept = names.filter(text.str.starts_with("aten::") & ~text.str.contains(WITHOUT_COMPUTING))

@@ -16,7 +16,7 @@ TRANSFORM = r"^aten::_fft_(r2c|c2r|c2c)$"
 LARGEST_GOOD_FACTOR = 7
 """Largest prime factor of a length for which libraries have a direct algorithm."""
 COMPLEX_BYTES = 8
-PASSES = Share(1.6, 2.0, 3.0)
+TRANSFORM_PASSES = Share(1.6, 2.0, 3.0)
 """Times that a direct transform reads and writes its complex values for each dimension, at the usual speed of
 memory."""
 
@@ -30,7 +30,7 @@ class AwkwardLength(Alternative, frozen=True, kw_only=True):
     case = ""
     title = "lengths of transforms"
     says = (
-        "Fourier transforms have {what}, which has a large prime factor, so that each is computed as several longer "
+        "the data of Fourier transforms have {what}, which has a large prime factor, so that each is computed as several longer "
         "ones: {work_ns} of GPU time"
     )
     advises = "pad or cut the data to a length of small prime factors (`scipy.fft.next_fast_len`)"
@@ -49,7 +49,7 @@ class AwkwardLength(Alternative, frozen=True, kw_only=True):
                 continue
             events = rank.events.filter(pl.col("site") == site["site"])
             moved = count_elements(Inputs.of(site).size(0)) * COMPLEX_BYTES * len(lengths)
-            names = dict(zip(("low_ns", "likely_ns", "high_ns"), PASSES, strict=True))
+            names = dict(zip(("low_ns", "likely_ns", "high_ns"), TRANSFORM_PASSES, strict=True))
             usual = rank.speeds.bandwidth_share.likely
             columns = {
                 name: pl.lit(max(moved * passes / bandwidth / usual, float(MIN_KERNEL_NS)))

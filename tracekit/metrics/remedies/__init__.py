@@ -23,7 +23,7 @@ from tracekit.metrics.remedies.padding import padding_remedies, with_padding
 from tracekit.metrics.remedies.precision import precision_remedies
 from tracekit.metrics.remedies.recompute import recompute_remedies
 from tracekit.metrics.remedies.removals import removal_remedies, stall_remedies
-from tracekit.metrics.remedies.rows import OPERATORS, REMEDIES, REMEDY, RankWork, without_rows
+from tracekit.metrics.remedies.rows import HOST_OPERATORS, REMEDIES, REMEDY, RankWork, without_rows
 from tracekit.metrics.remedies.speeds import measure_speeds
 from tracekit.metrics.remedies.work import FUSED_ATTENTION, PATTERNS, describe_work
 from tracekit.metrics.sites import RankSites, find_sites
@@ -64,7 +64,7 @@ def find_remedies(
         on_new_shapes: By operator, when it took longer because of new shapes (``new_shapes``).
         loops: Loops of its host (``metrics.loops``).
         alternatives: Entries of a catalogue (``metrics.alternatives``).
-        operators: Operators of its host (``rows.OPERATORS``).
+        operators: Operators of its host (``rows.HOST_OPERATORS``).
         texts: Text columns of *labelled*, if they were converted already.
         sites: Its sites, if they were found already.
     """
@@ -122,7 +122,7 @@ def rank_work(
     """Return the work of a rank's GPU events, and the speeds of its GPU."""
     texts = texts or CategoryColumns(labelled)
     loops = LOOPS.to_frame() if loops is None else loops
-    operators = OPERATORS.to_frame() if operators is None else operators
+    operators = HOST_OPERATORS.to_frame() if operators is None else operators
     work = describe_work(labelled, texts=texts)
     sites = sites or find_sites(labelled, texts)
     op_id = pl.col("op_id")

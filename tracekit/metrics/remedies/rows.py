@@ -31,7 +31,7 @@ REMEDIES = pl.Schema({"row": pl.Int32(), **{field.name: field.dtype for field in
 """Changes of one rank's GPU events, by row of these."""
 
 
-OPERATORS = pl.Schema(
+HOST_OPERATORS = pl.Schema(
     {
         "name": pl.Categorical(),
         "tid": pl.Int64(),
@@ -60,8 +60,8 @@ class RankWork(msgspec.Struct, frozen=True, eq=False):
     """``sites.SITES``; events have the ``site`` of each."""
     loops: pl.DataFrame = msgspec.field(default_factory=LOOPS.to_frame)
     """``loops.LOOPS``; events have the ``loop`` that launched each, or whose backward it is; null: none."""
-    operators: pl.DataFrame = msgspec.field(default_factory=OPERATORS.to_frame)
-    """``OPERATORS`` of the rank, in the order of the file."""
+    operators: pl.DataFrame = msgspec.field(default_factory=HOST_OPERATORS.to_frame)
+    """``HOST_OPERATORS`` of the rank, in the order of the file."""
 
     def operators_named(self, pattern: str) -> pl.DataFrame:
         """Return the operators whose names match, with their ``part``: that of the GPU events of their step."""
