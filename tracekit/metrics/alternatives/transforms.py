@@ -30,8 +30,8 @@ class AwkwardLength(Alternative, frozen=True, kw_only=True):
     case = ""
     title = "lengths of transforms"
     says = (
-        "the data of Fourier transforms have {what}, which has a large prime factor, so that each is computed as several "
-        "longer ones: {work_ns} of GPU time"
+        "the data of Fourier transforms have {what}, which has a large prime factor, so that each is computed as "
+        "several longer ones: {work_ns} of GPU time"
     )
     advises = "pad or cut the data to a length of small prime factors (`scipy.fft.next_fast_len`)"
     caveat = "Padding changes the frequencies; for a convolution it is harmless."
