@@ -321,6 +321,22 @@ def test_waiting_names_the_rank_that_is_waited_for(waited_for, words, look_at):
 
 
 @pytest.mark.parametrize(
+    ("meanwhile", "words", "advice"),
+    [
+        ("pp_comm", "it is in pp_comm for 83 % of that time", "shorten rank 1's pp_comm first"),
+        ("compute", "it computes for 83 % of that time", "give rank 1 less to compute"),
+        ("idle", "its GPU is idle for 83 % of that time", "why rank 1's GPU is idle"),
+    ],
+)
+def test_waiting_says_what_the_latest_rank_does_meanwhile(meanwhile, words, advice):
+    latest = {"late_rank": 1, "late_rank_share": 0.26, "late_rank_ns": 604_000_000}
+    evidence = {**EXPOSED, **latest, "meanwhile": meanwhile, "meanwhile_share": 0.83}
+    finding = written("exposed_comm", "peer_late", evidence=evidence)
+    assert f"waiting for late ranks; rank 1 comes last by 604 ms: {words}" in finding.text
+    assert finding.advice.startswith(advice) or advice in finding.advice
+
+
+@pytest.mark.parametrize(
     ("free_ns", "words"),
     [
         (20_000_000, "compute could hide 20.0 ms"),

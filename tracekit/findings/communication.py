@@ -24,6 +24,7 @@ from tracekit.findings.phrases import (
     more_queues,
 )
 from tracekit.graph.change import Change, Hidden, NoHostDelay, Scaled
+from tracekit.intervals import union_of
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
 REDUCTIONS = r"(?i)all_?reduce|reduce_?scatter"
@@ -62,8 +63,15 @@ class ExposedTransfers(FindingKind, frozen=True, kw_only=True):
     cause_share: float
     wait_share: float
     late_rank: int | None = None
-    """The rank that makes most of the waiting."""
+    """The rank that the others wait for longest."""
     late_rank_share: float | None = None
+    """Its share of that waiting."""
+    late_rank_ns: int | None = None
+    """Time by which it comes last, per step."""
+    meanwhile: str | None = None
+    """What that rank mostly does meanwhile: a label, ``compute``, or ``idle``."""
+    meanwhile_share: float | None = None
+    """Share of that time that it does."""
     label: str
     framework: str | None
 
@@ -201,19 +209,46 @@ class PeerLate(ExposedComm, frozen=True, kw_only=True):
 
     def text(self) -> str:
         late = "late ranks"
-        if self.late_rank is not None and self.late_rank_share is not None:
+        share = self.late_rank_share or 0.0
+        if share >= MIN_SHARE_OF_LATE_RANK:
             late = f"late ranks, mostly rank {self.late_rank}"
-            if self.late_rank_share >= NEARLY_ALL:
-                late = f"rank {self.late_rank}"
+        if share >= NEARLY_ALL:
+            late = f"rank {self.late_rank}"
         waiting = percent(self.wait_share, digits=0)
-        return f"{self._is_exposed}, {waiting} of that waiting for {late}"
+        text = f"{self._is_exposed}, {waiting} of that waiting for {late}"
+        return f"{text}; {self._what_it_does}" if self._what_it_does else text
+
+    @property
+    def _what_it_does(self) -> str:
+        """When the latest rank comes and what it does until then; empty if that is not known."""
+        if self.late_rank is None or self.late_rank_ns is None or self.meanwhile is None:
+            return ""
+        it_is = {"compute": "it computes", "idle": "its GPU is idle"}.get(
+            self.meanwhile, f"it is in {self.meanwhile}"
+        )
+        share = percent(self.meanwhile_share, digits=0)
+        return (
+            f"rank {self.late_rank} comes last by {short_ms(self.late_rank_ns)}: "
+            f"{it_is} for {share} of that time"
+        )
 
     def advice(self) -> str:
         if self.late_rank is None:
             return "find in the timeline which rank comes last, and what it does before"
-        return (
-            f"look in the timeline at what rank {self.late_rank} does before the others wait for it"
-        )
+        match self.meanwhile:
+            case None:
+                return (
+                    f"look in the timeline at what rank {self.late_rank} does before the others wait "
+                    "for it"
+                )
+            case "compute":
+                return f"give rank {self.late_rank} less to compute, or the others more"
+            case "idle":
+                return f"look in the timeline at why rank {self.late_rank}'s GPU is idle before"
+            case label:
+                return (
+                    f"shorten rank {self.late_rank}'s {label} first: it comes late because of that"
+                )
 
 
 class OnComputeStream(ExposedComm, frozen=True, kw_only=True):
@@ -365,8 +400,7 @@ def _exposed(context: Context, label: str, exposed_ns: int) -> ExposedTransfers:
         remedy = _best_remedy(context, label, exposed_ns, unhideable_ns=transfer.unhideable_ns)
     wait_share = because_ns.get("peer_late", 0) / max(sum(because_ns.values()), 1)
     case = _exposed_case(context, cause, remedy)
-    waited_for = _longest_waited_for(context, label) if cause == "peer_late" else None
-    late_rank, late_rank_share = waited_for or (None, None)
+    latest = _latest_rank(context, label) if cause == "peer_late" else LatestRank()
     kind = KINDS_OF_CASE[case] if is_communication else ExposedCopy
     return kind(
         variant=case,
@@ -378,8 +412,7 @@ def _exposed(context: Context, label: str, exposed_ns: int) -> ExposedTransfers:
         cause=cause,
         cause_share=_cause_share(because_ns, cause),
         wait_share=round(wait_share, 4),
-        late_rank=late_rank,
-        late_rank_share=late_rank_share,
+        **latest._asdict(),
         label=label,
         framework=context.framework,
         change=remedy.change,
@@ -389,15 +422,54 @@ def _exposed(context: Context, label: str, exposed_ns: int) -> ExposedTransfers:
     )
 
 
-def _longest_waited_for(context: Context, label: str) -> tuple[int, float] | None:
-    """Return the rank that makes most of the waiting in a label, and its share; None if none certainly does."""
+class LatestRank(NamedTuple):
+    """The rank that others wait for longest in a label."""
+
+    late_rank: int | None = None
+    late_rank_share: float | None = None
+    late_rank_ns: int | None = None
+    meanwhile: str | None = None
+    meanwhile_share: float | None = None
+
+
+def _latest_rank(context: Context, label: str) -> LatestRank:
+    """Return the rank that others certainly wait for longest in a label, and what it does meanwhile."""
     rows = [row for row in context.analysis.stragglers.rows if row.label == label]
     total_ns = sum(row.caused_ns for row in rows)
     for row in rows:
         share = row.caused_ns / max(total_ns, 1)
-        if not row.uncertain and share >= MIN_SHARE_OF_LATE_RANK:
-            return row.rank, round(share, 4)
-    return None
+        if not row.uncertain and (row.steps or share >= MIN_SHARE_OF_LATE_RANK):
+            meanwhile, of_time = _does_meanwhile(context, row.rank, label)
+            return LatestRank(row.rank, round(share, 4), row.late_ns or None, meanwhile, of_time)
+    return LatestRank()
+
+
+def _does_meanwhile(context: Context, rank: int, label: str) -> tuple[str | None, float | None]:
+    """Return what a rank mostly does while others wait for it in a label, and the share of that time that it does."""
+    tables = context.analysis.tables
+    late = tables["operations"].filter(
+        pl.col("rank") == rank,
+        pl.col("label").cast(pl.String) == label,
+        pl.col("last_rank") == rank,
+        pl.col("late_ns") > 0,
+    )
+    waited = union_of(
+        late.select(start_ns=pl.col("start_ns") - pl.col("late_ns"), end_ns="start_ns")
+    )
+    if not waited.total_ns:
+        return None, None
+    name = pl.col("label").cast(pl.String)
+    timeline = tables["timeline"].filter(pl.col("rank") == rank)
+    is_communication = name.is_in([*COMMUNICATION_LABELS, *COPY_LABELS])
+    compute = union_of(timeline.filter(~is_communication))
+    times_ns = {"compute": (waited & compute).total_ns}
+    # Time under compute is the compute's, as in the budget.
+    left = waited - compute
+    for (other,), intervals in timeline.filter(is_communication).group_by(name):
+        times_ns[str(other)] = (left & union_of(intervals)).total_ns
+    times_ns["idle"] = (left - union_of(timeline)).total_ns
+    longest = max(times_ns, key=lambda doing: times_ns[doing])
+    return longest, round(times_ns[longest] / waited.total_ns, 4)
 
 
 def free_wait_share(context: Context, label: str) -> float:

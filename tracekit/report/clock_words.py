@@ -42,7 +42,9 @@ def clock_badge(clocks: Clocks, step_ns: int, path: CriticalPath | None) -> Cloc
     uncertainty_ns = clocks.table["uncertainty_ns"].max()
     known_ns = max(error_ns, uncertainty_ns) if isinstance(uncertainty_ns, int) else error_ns
     is_caveat = known_ns > MIN_CLOCK_ERROR_SHARE * step_ns or bool(facts)
-    text = f"ranks' clocks known to {short_ms(known_ns)}" if is_caveat else "clocks agree"
+    text = f"clocks agree within {short_ms(known_ns)}"
+    if is_caveat:
+        text = f"ranks' clocks known to {short_ms(known_ns)}"
     first = (
         f"Operations that ranks took part in together end within {short_ms(error_ns)} of each other (median);"
         f" each rank's clock is known to {short_ms(known_ns)} or better."

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tracekit._util.text import counted, percent, short_ms, terminal
+from tracekit._util.text import counted, join_with_and, percent, short_ms, terminal
 from tracekit.analysis import Analysis
 from tracekit.documents.analysis import Budget
 from tracekit.documents.findings import Finding
 from tracekit.documents.roles import Iteration
 from tracekit.findings.families import kind_of
 from tracekit.metrics.process_phases import TRAIN, WEIGHT_SYNC
+from tracekit.pipeline.reconstruct.stalls import OTHER_COMMUNICATION
 from tracekit.report.blocks import (
     BarPart,
     FindingItem,
@@ -57,6 +58,8 @@ MAX_LABELS_BESIDE_BAR = 3
 """Exposed labels that are named beside the bar; the others are summed."""
 NAMES_BESIDE_BAR = {"memory": "copies"}
 """Names of labels beside the bar, where the label alone reads like something else."""
+MIN_SHARE_OF_CAUSE_NAMED = 0.1
+"""Share of the exposed time of a cause from which a label of it is named."""
 MIN_SHARE_NAMED = 0.005
 """Share of the step from which a part of it is named."""
 MIN_COMPUTE_SHARE_TO_SPLIT = 0.8
@@ -300,8 +303,26 @@ def _situation(view: View) -> Iterator[Sentence]:
     cause_is_first = any(kind_of(finding).section == "gap" for finding in view.findings[:1])
     if gap_ns and not cause_is_first:
         cause = max(gap_ns, key=lambda name: gap_ns[name])
-        facts += f"; most is lost to {GAP_CAUSES[cause]} ({short_ms(gap_ns[cause], digits)})"
+        labels = labels_of_cause(cause, view.analysis.step.shown_budget)
+        named = f", mostly {join_with_and(labels)}" if labels else ""
+        lost = short_ms(gap_ns[cause], digits)
+        facts += f"; most is lost to {GAP_CAUSES[cause]} ({lost}{named})"
     yield Sentence(facts)
+
+
+def labels_of_cause(cause: str, budget: Budget) -> list[str]:
+    """Return the labels that most of a cause's exposed time has, the longest first; empty if its words name them.
+
+    >>> exposed_ns = {"dp_comm": 30, "tp_comm": 20, "comm": 2, "pp_comm": 90}
+    >>> labels_of_cause("exposed_comm", Budget(span_ns=200, compute_ns=50, exposed_ns=exposed_ns, idle=8))
+    ['dp_comm', 'tp_comm']
+    """
+    if cause != "exposed_comm":
+        return []
+    exposed_ns = {label: budget.exposed_ns.get(label, 0) for label in OTHER_COMMUNICATION}
+    min_ns = MIN_SHARE_OF_CAUSE_NAMED * sum(exposed_ns.values())
+    named = [label for label, ns in exposed_ns.items() if ns and ns >= min_ns]
+    return sorted(named, key=lambda label: -exposed_ns[label])
 
 
 def significant_digits(view: View) -> int:

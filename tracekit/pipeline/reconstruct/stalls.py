@@ -26,11 +26,13 @@ MIN_GAP_NS = 5_000
 them."""
 
 _WORK_LABELS = (*COMPUTE_SET, "memory")
+OTHER_COMMUNICATION = ("tp_comm", "dp_comm", "cp_comm", "comm", "broadcast")
+"""Labels of communication that no cause of its own stands for."""
 _LABELS_OF_CAUSE = {
     "other_work": _WORK_LABELS,
     "exposed_ep": ("ep_dispatch", "ep_combine"),
     "p2p": ("pp_comm",),
-    "exposed_comm": ("tp_comm", "dp_comm", "cp_comm", "comm", "broadcast"),
+    "exposed_comm": OTHER_COMMUNICATION,
     "offload": ("offload", "onload", "reload"),
 }
 """Labels of each cause. Time that two causes share belongs to the first."""
