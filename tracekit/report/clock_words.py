@@ -12,6 +12,8 @@ from tracekit.graph.critical_path import CriticalPath
 
 MIN_CLOCK_ERROR_SHARE = 0.01
 """How well clocks are known, as a share of the step, from which the badge is a caveat."""
+MAX_ERROR_SHARE_UNSAID = 0.001
+"""How well clocks are known, as a share of the step, up to which they agree for all purposes."""
 MIN_OPEN_PATH_SHARE = 0.01
 """Share of the critical path whose rank clocks leave open, from which the badge says so."""
 
@@ -42,7 +44,9 @@ def clock_badge(clocks: Clocks, step_ns: int, path: CriticalPath | None) -> Cloc
     uncertainty_ns = clocks.table["uncertainty_ns"].max()
     known_ns = max(error_ns, uncertainty_ns) if isinstance(uncertainty_ns, int) else error_ns
     is_caveat = known_ns > MIN_CLOCK_ERROR_SHARE * step_ns or bool(facts)
-    text = f"clocks agree within {short_ms(known_ns)}"
+    text = f"clocks within {short_ms(known_ns)}"
+    if known_ns <= MAX_ERROR_SHARE_UNSAID * step_ns:
+        text = "clocks agree"
     if is_caveat:
         text = f"ranks' clocks known to {short_ms(known_ns)}"
     first = (
