@@ -234,7 +234,9 @@ def test_times_that_compare_ranks_have_as_many_digits_as_clocks_allow(error_ms, 
 def test_the_terminal_says_of_clocks_what_the_page_says(samples, run):
     analysis = analysis_of(samples / run)
     of_the_page = badge_of(analysis).text
-    assert re.fullmatch(r"clocks agree|(clocks within|ranks' clocks known to) [\d.]+ [mµ]s", of_the_page)
+    assert re.fullmatch(
+        r"clocks agree|(clocks within|ranks' clocks known to) [\d.]+ [mµ]s", of_the_page
+    )
     assert of_the_page in certainty(view_of(analysis))
     assert of_the_page in " ".join(lines_of(analysis, 200))
     assert certainty(view()) == ["one step", "GPU not named: pass `--gpu`"]

@@ -135,10 +135,8 @@ def clocks_known_to(ns):
 
 
 def test_the_badge_is_a_caveat_from_a_hundredth_of_the_step_on():
-    assert (
-        clock_badge(clocks_known_to(900_000), 100_000_000, None).text
-        == "clocks within 0.90 ms"
-    )
+    assert clock_badge(clocks_known_to(900_000), 100_000_000, None).text == "clocks within 0.90 ms"
+    assert clock_badge(clocks_known_to(90_000), 100_000_000, None).text == "clocks agree"
     badge = clock_badge(clocks_known_to(1_100_000), 100_000_000, None)
     assert (badge.text, badge.is_caveat) == ("ranks' clocks known to 1.10 ms", True)
     unknown = SimpleNamespace(residual_ns=None)
