@@ -153,3 +153,25 @@ def test_a_drift_that_the_times_leave_open_is_least_and_said_to_be_unknown():
     late = [(at, at + 5_100, at + 5_101) for at in range(1_000, 10_000, 10)]
     _, notices = moved_starts(recording([*kernels, *late], waits=[(10_000, 14_990)]))
     assert [n["case"] for n in notices] == ["drift_unknown"]
+
+
+def test_a_drift_that_waits_leave_open_makes_no_finding_about_late_launches(samples, tmp_path):
+    whole = analysis_of(samples / "h100-ddp")
+    drifting, *others = sorted((samples / "h100-ddp").glob("*.json.gz"))
+    trace = json.loads(gzip.decompress(drifting.read_bytes()))
+    on_gpu = [
+        event
+        for event in trace["traceEvents"]
+        if str(event.get("cat", "")).lower() in {"kernel", "gpu_memcpy", "gpu_memset"}
+    ]
+    first = min(event["ts"] for event in on_gpu)
+    for event in on_gpu:
+        event["ts"] = first + 1.02 * (event["ts"] - first)
+    (tmp_path / drifting.name).write_bytes(gzip.compress(json.dumps(trace).encode(), 1))
+    for file in others:
+        (tmp_path / file.name).symlink_to(file)
+    analysis = analyze(tmp_path)
+    assert analysis.step.free is None
+    assert {finding.code for finding in analysis.findings if finding.matters} <= {
+        finding.code for finding in whole.findings if finding.matters
+    }

@@ -21,6 +21,7 @@ def idle_context(
     has_host_calls=True,
     has_stacks=False,
     has_unread_stacks=False,
+    has_doubtful_clock=False,
     found=(),
     **total,
 ):
@@ -41,6 +42,7 @@ def idle_context(
         has_unread_stacks=has_unread_stacks,
         found=found,
         captured_launches=0,
+        has_doubtful_clock=has_doubtful_clock,
         share=lambda ns: ns / 1_000,
     )
 
@@ -63,6 +65,7 @@ def host_finding(code, cost_ns):
         ({"pipeline": True}, [], None),
         ({"roles": ("actor",)}, [], None),
         ({"idle_known": False}, [], None),
+        ({"has_doubtful_clock": True}, [], None),  # its notice says so
         ({"free_idle_ns": 51}, [], ("idle", 51)),  # without the profiler
         ({"free_idle_ns": 50}, [], None),
     ],

@@ -242,6 +242,8 @@ def _analyze_run(paths: list[str], *, keep: bool, changes: Sequence[str]) -> Run
         whole_run = late_beside_traces(paths, analysis)
     except InputError:  # a check of their figures is then inconclusive
         return run
+    if whole_run is None:
+        return run
     samples = pl.concat([run.samples, samples_of_whole_run(whole_run.document)])
     return structs.replace(run, samples=samples)
 

@@ -70,6 +70,8 @@ def find_kinds(analysis: Analysis) -> tuple[FindingKind, ...]:
     if context.is_inference:
         context.found = [finding for finding in context.found if not finding.training_only]
     listed = [finding for finding in context.found if _is_worth_listing(finding)]
+    if context.has_doubtful_clock:
+        listed = [finding for finding in listed if not finding.rests_on_launches]
     listed = [finding for finding in listed if not _is_said_of_a_rank(finding, listed)]
     if context.lacks_launches:
         listed = [_without_saving(finding) for finding in listed]

@@ -212,12 +212,18 @@ class Context:
 
         A replay saves too little then.
         """
-        unusable = {
-            ("no-launches", "by_time"),
-            *(("gpu-clock", case) for case in WITHHOLDING_CASES),
-        }
+        by_time = any(
+            notice.code == "no-launches" and notice.values["case"] == "by_time"
+            for notice in self.analysis.notices
+        )
+        return by_time or self.has_doubtful_clock
+
+    @cached_property
+    def has_doubtful_clock(self) -> bool:
+        """Whether it is not known by how much the clock of a rank's GPU is off against its host's."""
         return any(
-            (notice.code, notice.values.get("case")) in unusable for notice in self.analysis.notices
+            notice.code == "gpu-clock" and notice.values["case"] in WITHHOLDING_CASES
+            for notice in self.analysis.notices
         )
 
     @cached_property

@@ -664,6 +664,7 @@ class LaunchBound(HostFinding, frozen=True, kw_only=True):
 
     code = "launch_bound"
     title = "CPU starts kernels too slowly"
+    rests_on_launches = True
     names_vendor = True
     least_is_unknown = True
 

@@ -79,6 +79,9 @@ class FindingKind(Effect, frozen=True, kw_only=True):
     """Whether it is about what was not recorded, which costs the run nothing."""
     of_host: ClassVar[bool] = False
     """Whether the GPU is idle because of what the host does."""
+    rests_on_launches: ClassVar[bool] = False
+    """Whether it says that the host launches late: not known where a GPU's clock is doubtful, nor whether that is
+    the profiler's cost."""
     names_vendor: ClassVar[bool] = False
     """Whether its words depend on the vendor of the GPUs: libraries and graphs have other names."""
     quick_to_try: ClassVar[bool] = False

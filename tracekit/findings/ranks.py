@@ -270,6 +270,7 @@ class LateHost(LateRank, frozen=True, kw_only=True):
 
     code = "late_host"
     title = "late process"
+    rests_on_launches = True
 
     def text(self) -> str:
         if self.run.is_inference:

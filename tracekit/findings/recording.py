@@ -107,7 +107,9 @@ class UnexplainedIdle(LackOfRecording, frozen=True, kw_only=True):
     def find(cls, context: Context) -> Iterator[FindingKind]:
         analysis = context.analysis
         is_explained_elsewhere = analysis.total.pipeline or bool(analysis.role_results.roles)
-        if is_explained_elsewhere or context.captured_launches or not analysis.total.idle_known:
+        if is_explained_elsewhere or context.has_doubtful_clock:  # whose notice says why
+            return
+        if context.captured_launches or not analysis.total.idle_known:
             return
         idle_ns = _idle_ns(context)
         explained_ns = sum(finding.cost_ns for finding in context.found if finding.of_host)

@@ -19,10 +19,11 @@ from tracekit.store.source_workers import map_sources
 from tracekit.store.sources import PathList, failure_notices, read_ref, refs_of_store
 
 
-def late_beside_traces(paths: PathList, analysis: Analysis) -> WholeRun:
-    """Return the result for dumps and logs that lie beside analysed traces."""
+def late_beside_traces(paths: PathList, analysis: Analysis) -> WholeRun | None:
+    """Return the result for dumps and logs that lie beside analysed traces; None if they are no longer there."""
     recordings = find_recordings(paths)
-    assert recordings is not None
+    if recordings is None:
+        return None
     traces = collectives_of_operations(analysis.tables["operations"], analysis.sources)
     return measure_whole_run([*recordings.parts, *traces], recordings.notices)
 

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.recorders import ddp_dumps, dump, entry, write_dumps
+from tracekit import analyze
 from tracekit.diffs import gate
 from tracekit.diffs.baseline import write_baseline
 from tracekit.diffs.load_runs import Side, read_side
 from tracekit.errors import InputError
 from tracekit.late import late
+from tracekit.late.run import late_beside_traces
 from tracekit.late.write import write_late
 
 ROOT = Path(__file__).parents[3]
@@ -122,3 +124,12 @@ def test_damaged_json_is_one_line(tmp_path):
     file.write_text('{"format": "tracekit.late/1", "late": 3}')
     with pytest.raises(InputError, match=r"late\.json"):
         gate(file, require=["run_late_ms < 8"])
+
+
+def test_dumps_that_are_gone_when_they_are_read_are_none(tmp_path):
+    traces = shutil.copytree(PROFILED, tmp_path / "run")
+    dump = shutil.copy(SAMPLES / "late" / "fr_rank0.pickle", traces)
+    analysis = analyze(traces)
+    assert late_beside_traces(traces, analysis) is not None
+    Path(dump).unlink()
+    assert late_beside_traces(traces, analysis) is None
