@@ -122,3 +122,24 @@ def test_parameters_gathered_again_for_the_backward_could_stay():
     )
     table = remedies_of([forward, again, other]).filter(pl.col("change") == "gather once")
     assert table.select("id", "likely_ns", "host_share").rows() == [(1, 0, 0.0)]
+
+
+def update_kernel(number, launch_ns):
+    return {**backward_kernel(number, launch_ns, 10_000), "label": "optimizer"}
+
+
+@pytest.mark.parametrize(
+    ("launch_ns", "changes"),
+    [(3_000_000, {"reduce in backward"}), (5_000_000, set())],  # before the optimizer, behind it
+)
+def test_what_is_reduced_behind_the_optimizer_are_no_gradients(launch_ns, changes):
+    reductions = [message(n, launch_ns + 1_000 * n, 1_000_000, 100 * MB) for n in (2, 3)]
+    events = [backward_kernel(1, 0, 2_000_000), update_kernel(4, 4_000_000), *reductions]
+    assert set(remedies_of(events)["change"]) == changes
+
+
+def test_small_messages_behind_the_optimizer_are_of_parameters():
+    small = [message(n, 1_000_000 * n, 200_000, MB) for n in range(1, 21)]
+    large = message(21, 30_000_000, 3_200_000, 32 * MB)
+    table = remedies_of([update_kernel(0, 0), *small, large])
+    assert set(table.filter(pl.col("change") == "large messages")["what"]) == {"parameters"}

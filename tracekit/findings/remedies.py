@@ -23,6 +23,7 @@ from tracekit.graph.change import Remedied
 from tracekit.graph.event_graph import EventGraph
 from tracekit.graph.remedies import FUSE, FUSE_LOSS, select_remedies
 from tracekit.metrics.alternatives import ALTERNATIVES, Alternative
+from tracekit.metrics.remedies.messages import PARAMETERS
 from tracekit.metrics.remedies.rows import HOST_ALONE, SLOWER_OPERATORS
 
 MIN_FUSED_KERNELS = 16
@@ -447,7 +448,7 @@ class ImagesWithChannelsFirst(ChangeOfWork, frozen=True, kw_only=True):
 
 
 class SmallMessages(ChangeOfWork, frozen=True, kw_only=True):
-    """Gradients are reduced in messages too small for the link."""
+    """Gradients, or parameters, are reduced in messages too small for the link."""
 
     code = "small_messages"
     title = "small messages"
@@ -455,12 +456,20 @@ class SmallMessages(ChangeOfWork, frozen=True, kw_only=True):
     what_if = "large messages"
 
     def text(self) -> str:
+        are_reduced = "parameters are averaged" if self._averages else "gradients are reduced"
         return (
-            f"gradients are reduced in {self.kernels_per_step:,} messages {self.run.per_step}, too small "
+            f"{are_reduced} in {self.kernels_per_step:,} messages {self.run.per_step}, too small "
             f"for the link's bandwidth ({self._gpu_time})"
         )
 
+    @property
+    def _averages(self) -> bool:
+        """Whether it is parameters that are reduced, behind the optimizer."""
+        return self.what == PARAMETERS
+
     def advice(self) -> str:
+        if self._averages:
+            return "join them: one flat tensor instead of one call per parameter"
         return f"join them: {self._switch('messages')}"
 
 

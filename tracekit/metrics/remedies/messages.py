@@ -39,6 +39,8 @@ MIN_LATE_SHARE = 0.8
 """Share of a step's reduced bytes that is launched behind the backward, from which reductions are late."""
 HIDEABLE_BACKWARD = Share(0.6, 0.9, 1.0)
 """Share of the backward's time that can hide reductions: the first gradients come after its first layers."""
+PARAMETERS = "parameters"
+"""What is reduced, where it is not gradients."""
 REDUCTIONS = "(?i)all_?reduce|reduce_?scatter"
 GATHERS = "(?i)all_?gather"
 BACKWARD_LABELS = ["dgrad", "wgrad", "backward"]
@@ -52,16 +54,36 @@ def message_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
     if of_data.is_empty():
         return
     reductions = of_data.filter(pl.col("collective").str.contains(REDUCTIONS))
+    updates_weights = _follows_update(rank, reductions)
+    gradients = reductions.filter(~updates_weights)
     for kind in reductions["collective"].unique().sort().to_list():
-        yield from _large_messages(reductions.filter(pl.col("collective") == kind))
-    yield from _reduce_in_backward(rank, reductions)
+        is_kind = pl.col("collective") == kind
+        yield from _large_messages(gradients.filter(is_kind), what=None)
+        yield from _large_messages(
+            reductions.filter(updates_weights).filter(is_kind), what=PARAMETERS
+        )
+    yield from _reduce_in_backward(rank, gradients)
     yield _gather_once(of_data.filter(pl.col("collective").str.contains(GATHERS)))
 
 
-def _large_messages(messages: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield the remedies of many messages of one kind."""
+def _follows_update(rank: RankWork, reductions: pl.DataFrame) -> pl.Series:
+    """Return the mask of reductions that are launched behind most of their step's optimizer.
+
+    They average what it updated, the parameters; gradients are reduced before.
+    """
+    update = (
+        rank.events.filter(pl.col("label") == "optimizer")
+        .group_by("part")
+        .agg(update_ns=pl.col("launch_ns").median())
+    )
+    joined = reductions.join(update, on="part", how="left", maintain_order="left")
+    return joined.select((pl.col("launch_ns") > pl.col("update_ns")).fill_null(False)).to_series()
+
+
+def _large_messages(messages: pl.DataFrame, *, what: str | None) -> Iterator[pl.DataFrame]:
+    """Yield the remedies of many messages of one kind; *what* they reduce, None for gradients."""
     parts = messages["part"].n_unique()
-    if messages.height < MIN_MESSAGES * parts:
+    if messages.is_empty() or messages.height < MIN_MESSAGES * parts:
         return
     by_size = (
         messages.group_by("copied_bytes")
@@ -89,9 +111,8 @@ def _large_messages(messages: pl.DataFrame) -> Iterator[pl.DataFrame]:
         }
     )
     joined = messages.join(saved, on="copied_bytes", how="left", maintain_order="left")
-    yield _shorter(
-        joined, "large messages", pl.col("most_ns"), pl.col("likely_ns"), pl.col("least_ns")
-    )
+    saved_ns = [pl.col(name) for name in ("most_ns", "likely_ns", "least_ns")]
+    yield _shorter(joined, "large messages", *saved_ns, what=what)
 
 
 def _bytes_per_ns(sizes: Floats, shortest_ns: Floats, count: Ints) -> float:
@@ -149,13 +170,19 @@ def _gather_once(gathers: pl.DataFrame) -> pl.DataFrame:
 
 
 def _shorter(
-    events: pl.DataFrame, change: str, most_ns: pl.Expr, likely_ns: pl.Expr, least_ns: pl.Expr
+    events: pl.DataFrame,
+    change: str,
+    most_ns: pl.Expr,
+    likely_ns: pl.Expr,
+    least_ns: pl.Expr,
+    *,
+    what: str | None = None,
 ) -> pl.DataFrame:
     """Return the remedies of events that take so much less: at most, likely and at least."""
     return events.select(
         "row",
         change=pl.lit(change),
-        what=pl.lit(None, pl.String()),
+        what=pl.lit(what, pl.String()),
         low_ns=(pl.col("ns") - most_ns).clip(lower_bound=0).round(),
         likely_ns=(pl.col("ns") - likely_ns).clip(lower_bound=0).round(),
         high_ns=(pl.col("ns") - least_ns).clip(lower_bound=0).round(),
