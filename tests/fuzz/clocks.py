@@ -1,22 +1,36 @@
 """Traces whose times contradict each other: kernels before their launch, waits that end before the work, jumps, drifts.
 
-Every analysis ends, in an answer or in one line, and no figure of time exceeds the recording.
+Every analysis ends, in an answer or in one line, and no figure of time exceeds the recording. A clock that was moved
+needs to be moved no further.
 """
 
 from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from tests.fuzz.others import one_line
 from tracekit import analyze
+from tracekit.align.gpu_clock import (
+    LAUNCH_LATENCY_NS,
+    MIN_IMPOSSIBLE_NS,
+    MIN_LATE_NS,
+    align_gpu_clock,
+)
 from tracekit.errors import InternalError, TracekitError
+from tracekit.parsers.clock_jumps import undo_clock_jumps
+from tracekit.schema import EVENTS, MEMORY, RankEvents, Source, conform
 
 MAX_LAUNCHES = 40
 WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize")
 SHIFTS_US = (-3000, -300, -50, -1, 0, 0, 0, 5, 3000)
+MAX_SECOND_SHIFT_NS = MIN_IMPOSSIBLE_NS + MIN_LATE_NS + LAUNCH_LATENCY_NS
+"""What an aligned clock may be moved by again: the tolerance of the bounds, and the time that a launch takes."""
 FAR_US = (0, -1e9, 1e12, 3.6e9)
 
 
@@ -86,3 +100,38 @@ def check(data: bytes, folder: Path) -> None:
     for finding in analysis.findings:
         assert (finding.saves_ns or 0) <= longest_ns, finding
         assert finding.cost_ns <= longest_ns, finding
+
+
+def check_alignment(data: bytes, folder: Path) -> None:
+    """Align the clock of a trace's GPU alone, twice: what was moved by the first time is possible then."""
+    jumped = _table(json.loads(data)["traceEvents"])
+    events, _, _ = undo_clock_jumps(jumped, MEMORY.to_frame())
+    assert events.height == jumped.height
+    assert events["start_ns"].is_sorted()
+    moved = align_gpu_clock(RankEvents(events, Source("rank0.json", "kineto", 0, "name")))
+    cases = {notice.values["case"] for notice in moved.source.notices}
+    again = align_gpu_clock(replace(moved, source=Source("rank0.json", "kineto", 0, "name")))
+    for notice in again.source.notices:
+        if not cases & {"unexplained", "few"}:
+            assert notice.values["case"] != "unexplained", notice
+            assert abs(int(str(notice.values["shift_ns"]))) <= MAX_SECOND_SHIFT_NS, notice
+
+
+def _table(events: list[dict[str, Any]]) -> pl.DataFrame:
+    """Return events of PyTorch as the parser does, as far as clocks need them."""
+    kinds = {"cuda_runtime": "runtime", "user_annotation": "annotation", "kernel": "kernel"}
+    rows = []
+    for event in sorted(events, key=lambda event: event["ts"]):
+        args = event.get("args", {})
+        start_ns = round(1_000 * event["ts"])
+        rows.append(
+            {
+                "kind": kinds[event["cat"]],
+                "name": event["name"],
+                "tid": event["tid"],
+                "start_ns": start_ns,
+                "end_ns": start_ns + round(1_000 * event["dur"]),
+                **{key: args.get(key) for key in ("correlation", "device", "stream")},
+            }
+        )
+    return conform(pl.DataFrame(rows), EVENTS)

@@ -49,6 +49,7 @@ TARGETS = {
     "pickles": ("pickles", "make", "check"),
     "captures": ("captures", "make", "check"),
     "clocks": ("clocks", "make", "check"),
+    "alignment": ("clocks", "make", "check_alignment"),
     "archives": ("archives", "make", "check"),
     "answers": ("answers", "make", "check"),
     "listings": ("listings", "make", "check"),

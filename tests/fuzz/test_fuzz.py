@@ -30,6 +30,7 @@ COUNTS = {
     "pickles": 300,
     "captures": 12,
     "clocks": 12,
+    "alignment": 100,
     "archives": 60,
     "answers": 12,
     "listings": 200,
