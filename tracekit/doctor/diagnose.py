@@ -22,6 +22,7 @@ from tracekit.doctor.findings import (
     RankFacts,
     find_extras,
     find_problems,
+    for_accelerator,
 )
 from tracekit.documents.analysis import Budget, TimedStep
 from tracekit.documents.coding import HasDocument
@@ -47,6 +48,8 @@ from tracekit.store.sources import OneRole, Paths, raise_failures, read_ref
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+INTEL_CALLS = r"^(ur|pi)Enqueue|^ze[A-Z]"
+"""Calls of Intel's runtimes that put work on a GPU: Unified Runtime, the plugin interface before it, Level Zero."""
 _NCCL_KERNEL = r"(?i)nccl|rccl"
 
 
@@ -159,7 +162,10 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
             fact.source.role for fact in self.facts if fact.source.role is not None
         )
         tool = "server" if all(fact.generates for fact in self.facts) else self.reader
-        return render(self.to_document(), roles=roles, recipe=RECIPES.get(tool))
+        recipe = RECIPES.get(tool)
+        if recipe is not None:
+            recipe = for_accelerator(recipe, self.facts)
+        return render(self.to_document(), roles=roles, recipe=recipe)
 
     def __repr__(self) -> str:
         missing = counted(len(self.findings), "finding")
@@ -211,7 +217,10 @@ def diagnose(
     facts.sort(key=lambda fact: (fact.source.role or "", fact.rank))
     spans = [(fact.source, fact.start_ns, fact.end_ns) for fact in facts]
     check_run(spans, ranks=ranks, failed=bool(unreadable), named=isinstance(paths, Mapping))
-    findings = find_problems(facts, unreadable=unreadable, ranks=ranks)
+    findings = [
+        msgspec.structs.replace(finding, fix=for_accelerator(finding.fix, facts))
+        for finding in find_problems(facts, unreadable=unreadable, ranks=ranks)
+    ]
     paths_read = tuple(ref.path for ref in discovery.refs)
     return Diagnosis(paths_read, tuple(facts), tuple(findings), discovery.notices)
 
@@ -250,6 +259,7 @@ def examine(part: RankEvents) -> RankFacts:
         source=part.source,
         lost=lost,
         counts=_count_kinds(events),
+        is_xpu=_is_xpu(part.source.devices, launches),
         steps=events["step"].drop_nulls().unique().sort().to_list(),
         devices=gpu["device"].drop_nulls().unique().sort().to_list(),
         streams=gpu.select("device", "stream").n_unique(),
@@ -265,6 +275,13 @@ def examine(part: RankEvents) -> RankFacts:
         generates=not find_inference_steps(events).is_empty(),
         **facts.row(0, named=True),
     )
+
+
+def _is_xpu(devices: Sequence[str], calls: pl.DataFrame) -> bool:
+    """Return whether a rank's GPU is one of Intel's, by its name, else by the calls of its runtime."""
+    if devices:
+        return any(device.startswith("Intel") for device in devices)
+    return _count_named(calls, INTEL_CALLS) > 0
 
 
 def _count_kinds(events: pl.DataFrame) -> dict[str, int]:

@@ -45,6 +45,17 @@ class RankFacts(RecordedRank, frozen=True, kw_only=True):
     allocations: int = 0  # allocations and frees of GPU memory
     with_totals: int = 0  # allocations with the total allocated after them
     generates: bool = False  # its steps are prefill and decode
+    is_xpu: bool = False  # its GPU is one of Intel's
+
+
+def for_accelerator(text: str, facts: Iterable[RankFacts]) -> str:
+    """Return a text about PyTorch's profiler in the words of the GPU that was recorded: AMD's are "CUDA" there, too.
+
+    >>> for_accelerator("activities=[ProfilerActivity.CUDA]", [])
+    'activities=[ProfilerActivity.CUDA]'
+    """
+    is_xpu = any(fact.is_xpu for fact in facts)
+    return text.replace("ProfilerActivity.CUDA", "ProfilerActivity.XPU") if is_xpu else text
 
 
 class FindingText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ is.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from tracekit._util.text import counted, join_with_and, percent, short_ms, terminal
@@ -54,6 +55,8 @@ from tracekit.report.words import WORDS
 from tracekit.schema import COPY_LABELS, GAP_CAUSES
 
 NOTHING_TO_GAIN = "nothing to gain that this recording shows"
+MAKER_OF_GPU = r"^NVIDIA |^Intel(\(R\))? (Data Center )?"
+"""What is left out of a GPU's name where room is short."""
 MAX_LABELS_BESIDE_BAR = 3
 """Exposed labels that are named beside the bar; the others are summed."""
 NAMES_BESIDE_BAR = {"memory": "copies"}
@@ -200,7 +203,7 @@ def headline(view: View) -> Headline:
         time = times_of_kinds(view.analysis.step_kinds, step)
     device = ""
     if view.devices:
-        device = view.devices[0].replace("NVIDIA ", "").replace("multiprocessors", "SMs")
+        device = re.sub(MAKER_OF_GPU, "", view.devices[0]).replace("multiprocessors", "SMs")
     return Headline(terminal(view.run_name), view.ranks, steps, terminal(device), time)
 
 

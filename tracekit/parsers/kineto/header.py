@@ -16,6 +16,8 @@ HEAD_LIMIT = 64 << 20
 it."""
 
 TAIL_LIMIT = 16 << 20
+INTEL_MAX_MODELS = ("1100", "1350", "1450", "1550")
+"""Models of Intel's Data Center GPU Max series."""
 LATEST_BASE_NS = 1 << 61
 """No clock starts beyond this (the year 2043): a larger number is damage."""
 FIRST_READ = 1 << 18
@@ -178,7 +180,7 @@ def parse_header(keys: Mapping[str, Any]) -> tuple[int | None, int, Source]:
         rank=0,
         rank_from="",
         world_size=world_size,
-        devices=tuple(_text(device["name"]) for device in devices if "name" in device),
+        devices=tuple(_device_name(device) for device in devices if "name" in device),
         multiprocessors=_common_value(devices, "numSms"),
         memory_bytes=_common_value(devices, "totalGlobalMem"),
         versions=_versions({**keys, "nccl_version": info.get("nccl_version")}),
@@ -229,6 +231,16 @@ def _integer(value: Any, *, negative: bool = False) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**63:
         return None
     return value if negative or value >= 0 else None
+
+
+def _device_name(device: dict[str, Any]) -> str:
+    """Return the name of a GPU; drivers of Intel may give its model's number alone.
+
+    >>> _device_name({"name": "1550"}), _device_name({"name": "NVIDIA H200"})
+    ('Intel(R) Data Center GPU Max 1550', 'NVIDIA H200')
+    """
+    name = _text(device["name"])
+    return f"Intel(R) Data Center GPU Max {name}" if name in INTEL_MAX_MODELS else name
 
 
 def _versions(keys: Mapping[str, Any]) -> dict[str, str]:
