@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from docsite.finding_examples import example_of
 from tracekit.cli import make_app
+from tracekit.metrics.alternatives import ALTERNATIVES
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTHS = {"README.md": 90, "docs/gallery.md": 90, "docs/gate.md": 120}
@@ -112,6 +113,27 @@ def fill_examples(text: str) -> str:
     return "\n".join(lines)
 
 
+CATALOGUE_HEAD = (
+    "| change | what it sees | when it is wrong, or what it costs |",
+    "|---|---|---|",
+)
+"""First lines of the table of the catalogue's entries."""
+
+
+def fill_catalogue(text: str) -> str:
+    """Return the page of findings with the table of the catalogue's entries as they are now."""
+    lines = text.split("\n")
+    first = lines.index(CATALOGUE_HEAD[0])
+    behind = next(row for row in range(first, len(lines)) if not lines[row].startswith("|"))
+    rows = []
+    for entry in ALTERNATIVES:
+        seen = (type(entry).__doc__ or "").strip().rstrip(".")
+        rows.append(
+            f"| `{entry.change}` | {seen} | {entry.caveat.rstrip('.')} |".replace("_", r"\_")
+        )
+    return "\n".join([*lines[:first], *CATALOGUE_HEAD, *rows, *lines[behind:]])
+
+
 def _sentence(example: dict[str, Any]) -> str:
     figures = {**example, **example.get("evidence", {})}
     figures.pop("evidence", None)
@@ -124,7 +146,8 @@ def main() -> None:
         page = ROOT / name
         page.write_text(write_again(page.read_text(encoding="utf-8"), width), encoding="utf-8")
     page = ROOT / FINDINGS_PAGE
-    page.write_text(fill_examples(page.read_text(encoding="utf-8")), encoding="utf-8")
+    text = fill_examples(page.read_text(encoding="utf-8"))
+    page.write_text(fill_catalogue(text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from tracekit.documents.analysis import (
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
 from tracekit.graph.change import parse_change
+from tracekit.metrics.alternatives import Alternative
 from tracekit.metrics.step_time import FreeStep, StepSummary, summarize_steps
 from tracekit.parsers.rank_numbers import unknown_rank_error
 from tracekit.schema import Source
@@ -261,6 +262,8 @@ class Analysis(BaseAnalysis):
     """Single events of each rank, for the page; empty for runs of more ranks than can be kept."""
     role_results: RoleResults = field(default_factory=RoleResults)
     """Roles, weight updates and iterations of a run whose ranks have several processes."""
+    advice: tuple[Alternative, ...] = ()
+    """Entries that the caller, or an installed package, added to the catalogue of alternatives."""
     rooms: ClassVar[Rooms] = Rooms()
     """What the side rooms add to what is found and shown: nothing to the core alone, their own in ``results``."""
     document: AnalysisDocument | None = None

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 OPTION_PANELS = {
     "Most used": ("output", "full", "explain", "what_if", "schedule"),
-    "What to read": ("steps", "ranks", "roles", "file_rank", "rules", "capture", "gpu", "strict", "workers"),
+    "What to read": (
+        "steps", "ranks", "roles", "file_rank", "rules", "capture", "gpu", "gpu_rates", "strict",
+        "workers",
+    ),
     "What to compare with": ("layout", "pipeline"),
     "What to ask": ("change", "list_changes", "by"),
     "What to print": ("show", "brief", "json", "plot"),
@@ -144,6 +147,10 @@ def run(
     gpu: Annotated[
         str | None, value("Name of the GPU, for traces that do not name it: H100, MI300X …", "NAME")
     ] = None,
+    gpu_rates: Annotated[
+        Path | None,
+        value("Price savings by this table of what the GPU reaches (benchmarks/atlas.py).", "FILE"),
+    ] = None,
     by: Annotated[
         str | None, value("Show the step in rows: by layer, module, annotation or shape.", "ROWS")
     ] = None,
@@ -182,7 +189,7 @@ def run(
         needing_events: dict[str, object] = {
             "--steps": steps, "--ranks": ranks, "--file-rank": file_rank, "--rules": rules, "--capture": capture,
             "--schedule": schedule != "auto", "--layout": layout, "--what-if": what_if, "--change": change,
-            "--pipeline": pipeline, "--gpu": gpu, "--by": by, "--plot": plot,
+            "--pipeline": pipeline, "--gpu": gpu, "--gpu-rates": gpu_rates, "--by": by, "--plot": plot,
             "--explain LABEL": explain is not None and finding_number is None,
         }  # fmt: skip
         analysis = _read_saved(paths[0], needing_events)
@@ -238,6 +245,7 @@ def run(
         by=by,
         pipeline=pipeline,
         gpu=gpu,
+        gpu_rates=gpu_rates,
         workers=workers,
         on_damage="error" if strict else "warn",
     )

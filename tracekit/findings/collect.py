@@ -13,6 +13,7 @@ from itertools import combinations
 import msgspec
 
 from tracekit.analysis import Analysis
+from tracekit.analysis.result import Finder
 from tracekit.documents.findings import MIN_SHARE_TO_SHOW, Finding
 from tracekit.findings.communication import PeerLate
 from tracekit.findings.context import Context
@@ -20,7 +21,7 @@ from tracekit.findings.families import ASKED_LAST, CORE_FINDERS
 from tracekit.findings.host import HostFinding, LaunchBound, PlansForNewShapes
 from tracekit.findings.kind import FindingKind
 from tracekit.findings.ranks import LateRank
-from tracekit.findings.remedies import BusyCpu
+from tracekit.findings.remedies import BusyCpu, kind_of_alternative
 from tracekit.graph.change import Change
 
 LIKELY_SHARE_OF_COST = 0.25
@@ -60,7 +61,9 @@ def find_kinds(analysis: Analysis) -> tuple[FindingKind, ...]:
     """Return the findings of a run as what they are, in the order of their list."""
     context = Context(analysis)
     says_nothing_of_steps = context.step.is_start_up_alone or context.captured_launches > 0
-    for finder in (*CORE_FINDERS, *analysis.rooms.finders):
+    own = map(kind_of_alternative, analysis.advice)
+    finders: tuple[Finder, ...] = (*CORE_FINDERS, *analysis.rooms.finders, *own)
+    for finder in finders:
         is_of_steps = not finder.independent_of_steps
         lacks_steps = not context.step_ns and not finder.of_iterations
         if not (lacks_steps or (is_of_steps and says_nothing_of_steps)):

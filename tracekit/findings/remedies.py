@@ -7,6 +7,7 @@ what the replay of all ranks with that change predicts.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import cache
 from typing import ClassVar, TypeVar
 
 import msgspec
@@ -52,6 +53,8 @@ class ChangeOfWork(FindingKind, frozen=True, kw_only=True):
     """The change."""
     min_saved_share: ClassVar[float] = Alternative.min_saved_share
     """Share of the step that the change must save to be advised."""
+    rests_on: ClassVar[str | None] = None
+    """What is assumed if the change is replayed; None if the list of changes says it."""
     case_is_work: ClassVar[bool] = False
     """Whether its case is what is changed, that with most time."""
     names_vendor = True
@@ -76,7 +79,7 @@ class ChangeOfWork(FindingKind, frozen=True, kw_only=True):
         graph = context.analysis.replay_graph
         if graph is None or select_remedies(graph.graph, remedy).is_empty():
             return None
-        change = Remedied(remedy)
+        change = Remedied(remedy, cls.rests_on)
         predicted = context.predict(change)
         if predicted is None or (predicted.saves_ns or 0) < cls.min_saved_share * _step_ns(
             predicted
@@ -560,7 +563,8 @@ class UnalignedSizes(ChangeOfWork, frozen=True, kw_only=True):
         return "pad these sizes to multiples of 64 (vocabulary, hidden size, heads)"
 
 
-def _kind_of_alternative(alternative: Alternative) -> type[ChangeOfWork]:
+@cache
+def kind_of_alternative(alternative: Alternative) -> type[ChangeOfWork]:
     """Return the class of the findings of an entry of the catalogue of alternatives."""
 
     class OfAlternative(ChangeOfWork, frozen=True, kw_only=True):
@@ -569,6 +573,7 @@ def _kind_of_alternative(alternative: Alternative) -> type[ChangeOfWork]:
         title = alternative.title
         training_only = alternative.training_only
         what_if = alternative.change
+        rests_on = alternative.rests_on
         min_saved_share = alternative.min_saved_share
 
         def text(self) -> str:
@@ -601,7 +606,7 @@ CHANGES_OF_WORK: tuple[type[ChangeOfWork], ...] = (
     GatheredTwice,
     BusyCpu,
     UnalignedSizes,
-    *map(_kind_of_alternative, ALTERNATIVES),
+    *map(kind_of_alternative, ALTERNATIVES),
 )
 """What looks for changes of the GPU's work, in order."""
 

@@ -350,16 +350,21 @@ class Remedied(Change, frozen=True):
     """A remedy gives events new durations, and takes launches away that disappear (``REMEDY_CHANGES``)."""
 
     remedy: str
+    assumes: str | None = None
+    """What is assumed, of a remedy that is not in the list."""
 
     def __str__(self) -> str:
         return self.remedy
 
+    @property
+    def rests_on(self) -> str:
+        """What is assumed."""
+        return self.assumes or REMEDY_CHANGES.get(self.remedy, self.remedy)
+
     def apply(self, changed: ChangedGraph) -> None:
         remedies = select_remedies(changed.graph, self.remedy)
         if remedies.is_empty():
-            raise RefusedError(
-                f"no GPU work of this run would change ({REMEDY_CHANGES[self.remedy]})"
-            )
+            raise RefusedError(f"no GPU work of this run would change ({self.rests_on})")
         factors = change_factors(changed.graph, remedies)
         changed.factor *= factors.likely
         changed.factor_range[0] *= factors.low / np.maximum(factors.likely, MIN_FACTOR)
@@ -371,7 +376,7 @@ class Remedied(Change, frozen=True):
         changed.unwaited |= np.isin(
             changed.graph.before[BEFORE.index("released_by")], not_waited_for
         )
-        changed.rests_on.append(REMEDY_CHANGES[self.remedy])
+        changed.rests_on.append(self.rests_on)
 
 
 class OtherSchedule(Change, frozen=True):

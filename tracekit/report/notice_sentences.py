@@ -75,6 +75,11 @@ def pipelines_named(pipelines: Sequence[Sequence[int]]) -> str:
 # Finding traces
 
 
+@sentence("advice-left-out")
+def advice_left_out(entry: str, reason: str) -> str:
+    return f"the entry {entry} of the catalogue is left out: {reason}"
+
+
 @sentence("not-a-trace", "named")
 def not_a_trace_named(file: str, error: str) -> str:
     return f"skipped {file}: {error}"

@@ -23,6 +23,9 @@ from tracekit.findings.collect import find
 from tracekit.findings.host import asks_for_stacks
 from tracekit.graph.change import parse_change
 from tracekit.late.find_recordings import recordings_beside
+from tracekit.metrics.alternatives import Alternative
+from tracekit.metrics.alternatives.own import OwnAdvice, checked_advice, installed_advice
+from tracekit.metrics.attainable import read_gpu_rates
 from tracekit.metrics.peaks import check_gpu
 from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks, unknown_rank_error
 from tracekit.parsers.source_refs import SourceRef
@@ -52,6 +55,8 @@ def analyze(
     by: str | None = None,
     pipeline: int | None = None,
     gpu: str | None = None,
+    gpu_rates: str | Path | None = None,
+    advice: Sequence[Alternative] = (),
     timeline: bool = True,
     stacks: bool | None = False,
     store: str | os.PathLike[str] | None = None,
@@ -89,6 +94,10 @@ def analyze(
         pipeline: Pipeline to show, counted from 0; by default the slowest.
         gpu: Name of the GPU for traces that do not name it, such as ``"H100"`` (rates and slow
             kernels).
+        gpu_rates: Table of what the GPU reaches, which ``benchmarks/atlas.py`` writes: savings are
+            priced by it where the run does not show its own rates.
+        advice: Entries of one's own beside the catalogue of findings (subclasses of
+            ``tracekit.metrics.alternatives.Alternative``); one that raises is left out with a notice.
         timeline: Keep single events for the timeline of the page, in runs of up to 64 ranks;
             without them a page has no timeline, and less time and memory is needed.
         stacks: Read Python frames, for the source lines on the page; takes as long again where
@@ -113,6 +122,11 @@ def analyze(
     schedule = checked_text(schedule, "schedule")
     _check_options(by=by, layout=layout, gpu=gpu, on_damage=on_damage)
     _check_inputs(traces, store=store, resume=resume, capture=capture)
+    installed, advice_notices = installed_advice()
+    own_advice = OwnAdvice(
+        entries=(*installed, *checked_advice(advice)),
+        rates=None if gpu_rates is None else read_gpu_rates(gpu_rates),
+    )
     run_input = _RunInput(
         traces=traces,
         file_rank=file_rank,
@@ -144,6 +158,7 @@ def analyze(
         keep_events=timeline,
         stacks=bool(stacks),
         gpu=gpu,
+        advice=own_advice,
     )
     roles_named_by_caller = isinstance(traces, Mapping)
 
@@ -170,7 +185,7 @@ def analyze(
             measured.ranks,
             combine_main=partial(
                 combine_tables,
-                notices=measured.notices,
+                notices=(*measured.notices, *advice_notices),
                 schedule=schedule,
                 layout=layout,
                 what_if=what_if,
@@ -183,7 +198,7 @@ def analyze(
             ),
             named=roles_named_by_caller,
         )
-        return AnalysisResult.of(analysis)
+        return AnalysisResult.of(replace(analysis, advice=own_advice.entries))
 
     result = measure_and_combine(worker)
     if stacks is None and any(map(asks_for_stacks, result.once(find))):

@@ -24,6 +24,7 @@ from tracekit.classify import RuleBook
 from tracekit.classify.model_position import MODULE_PREFIX
 from tracekit.errors import OptionError, TracekitError
 from tracekit.memory.snapshot_file import read_memory_snapshot
+from tracekit.metrics.alternatives.own import NO_OWN_ADVICE, OwnAdvice
 from tracekit.metrics.host.events import find_calls
 from tracekit.metrics.host.waiting_calls import find_waiting_calls
 from tracekit.metrics.peaks import find_gpu
@@ -57,6 +58,8 @@ class SourceWorker:
     """Read Python frames, for the source lines of these events."""
     gpu: str | None = None
     """Name of the GPU, for traces that do not name it."""
+    advice: OwnAdvice = NO_OWN_ADVICE
+    """What a user adds to the catalogue of alternatives."""
     compress_graph: bool = False
     """Keep what the events of each rank waited for (``graph.event_graph``) as it is in a store."""
 
@@ -90,6 +93,7 @@ class SourceWorker:
             by=self.by,
             keep_events=self.keep_events,
             frames=frames,
+            advice=self.advice,
         )
         return _with_compressed_graph(tables) if self.compress_graph else tables
 
@@ -124,6 +128,7 @@ class SourceWorker:
         for.
         """
         asks_for_more = self.steps is not None or self.by is not None or self.gpu is not None
+        asks_for_more = asks_for_more or self.advice != NO_OWN_ADVICE
         if self.rules is not None or asks_for_more:
             return {}
         from tracekit.analysis.persistence import FILE, read_tables_of_ranks

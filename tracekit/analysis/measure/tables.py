@@ -4,7 +4,7 @@ They are small and picklable, so that ranks can be measured in any process and c
 (``analysis.combine``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from tracekit.graph.recording_cost import find_recording_cost
 from tracekit.intervals import Intervals, union_of
 from tracekit.memory.measures import RankMemory, measure_memory
 from tracekit.metrics.alternatives import ALTERNATIVES
+from tracekit.metrics.alternatives.own import NO_OWN_ADVICE, OwnAdvice, own_remedies
 from tracekit.metrics.bandwidth import copies
 from tracekit.metrics.budget import (
     add_slow_launch_ends,
@@ -68,7 +69,7 @@ from tracekit.metrics.process_phases import ROLLOUT, find_decode_steps, find_str
 from tracekit.metrics.rates import ProductTotals, products
 from tracekit.metrics.remedies import find_remedies
 from tracekit.metrics.remedies.new_shapes import find_new_shapes
-from tracekit.metrics.remedies.rows import HOST_OPERATORS
+from tracekit.metrics.remedies.rows import HOST_OPERATORS, RankWork
 from tracekit.metrics.sites import RankSites, find_sites
 from tracekit.metrics.step_kinds import measure_step_kinds
 from tracekit.metrics.step_time import (
@@ -294,6 +295,7 @@ def measure_rank(
     by: str | None = None,
     keep_events: bool = False,
     frames: pl.DataFrame | None = None,
+    advice: OwnAdvice = NO_OWN_ADVICE,
 ) -> RankTables:
     """Measure one rank.
 
@@ -304,6 +306,7 @@ def measure_rank(
         by: Add its time by ``layer``, ``module``, ``annotation`` or ``shape``.
         keep_events: Keep its single events, for the page.
         frames: Its Python frames, for the source lines of the events.
+        advice: What a user adds to the catalogue of alternatives.
 
     """
     rank = labelled_rank.rank
@@ -336,6 +339,7 @@ def measure_rank(
         rules=labelled_rank.rules,
         by=by,
         frames=frames,
+        advice=advice,
     )
     give_back_memory(worth=len(gpu_events) > MIN_EVENTS_TO_GIVE_BACK_MEMORY)
     events = None
@@ -366,6 +370,7 @@ def measure_rank(
             *step_notices,
             *content_notices(gpu_events, step_table, host.calls.rows, rank),
             *memory_notices,
+            *tables.notices,
         ),
     )
 
@@ -387,9 +392,19 @@ def _with_remedies(
     *,
     stalls: Intervals,
     sites: RankSites,
-) -> pl.DataFrame:
-    """Return the rank's events with what changes would make of each (``metrics.remedies``)."""
+    advice: OwnAdvice,
+) -> tuple[pl.DataFrame, tuple[Notice, ...]]:
+    """Return the rank's events with what changes would make of each, and notices about a user's *advice*."""
     gpu_events = work.labelled
+    notices: list[Notice] = []
+
+    def find_own(rank_work: RankWork) -> Iterator[pl.DataFrame]:
+        for found in own_remedies(rank_work, advice.entries, rank.source.rank):
+            if isinstance(found, Notice):
+                notices.append(found)
+            else:
+                yield found
+
     launching = gpu_events["op"].unique().drop_nulls().cast(pl.String)
     remedies = find_remedies(
         gpu_events,
@@ -400,10 +415,12 @@ def _with_remedies(
         alternatives=ALTERNATIVES,
         operators=rank.events.filter(pl.col("kind") == "cpu_op").select(HOST_OPERATORS.names()),
         loops=find_loops(rank.events, gpu_events["launch_tid"].drop_nulls().unique().to_list()),
+        own=find_own,
+        rates=advice.rates,
         texts=work.texts,
         sites=sites,
     )
-    return graph_events.with_columns(remedies=remedies)
+    return graph_events.with_columns(remedies=remedies), tuple(notices)
 
 
 def _number_steps_with_lost(
@@ -434,6 +451,7 @@ def _measure_gpu_events(
     rules: RuleBook | None,
     by: str | None,
     frames: pl.DataFrame | None,
+    advice: OwnAdvice,
 ) -> RankTables:
     """Measure the labelled GPU events of the selected steps, over the whole window and by step.
 
@@ -502,6 +520,7 @@ def _measure_gpu_events(
     sites = find_sites(gpu_events, work.texts)
     graph_events = None
     host_work = None
+    advice_notices: tuple[Notice, ...] = ()
     if len(gpu_events):
         launching_ops = gpu_events["op"].unique().drop_nulls().cast(pl.String)
         stalls = find_stalls(rank.events, launching_ops)
@@ -511,9 +530,12 @@ def _measure_gpu_events(
         with_cost = find_rank_events(work, cost, loading)
         host_work = find_host_work(work, with_cost, host_stretches)
         give_back_memory(worth=is_large)
-        graph_events = _with_remedies(with_cost, work, rank, stalls=stalls, sites=sites)
+        graph_events, advice_notices = _with_remedies(
+            with_cost, work, rank, stalls=stalls, sites=sites, advice=advice
+        )
         give_back_memory(worth=is_large)
     return RankTables(
+        notices=advice_notices,
         source=rank.source,
         steps=steps,
         window=window,

@@ -1,7 +1,7 @@
 """Catalogue of alternatives: what else could do work that a rank does, and what it would take."""
 
 from tracekit.metrics.alternatives.attention import CausalKernel
-from tracekit.metrics.alternatives.entry import Alternative
+from tracekit.metrics.alternatives.entry import NOTHING, Alternative, SitePrice
 from tracekit.metrics.alternatives.gradients import (
     AnomalyMode,
     FilledMemory,
@@ -35,7 +35,7 @@ from tracekit.metrics.alternatives.loops import (
 from tracekit.metrics.alternatives.tables import SparseTable, StaticCache
 from tracekit.metrics.alternatives.transforms import AwkwardLength
 
-__all__ = ["ALTERNATIVES", "Alternative"]
+__all__ = ["ALTERNATIVES", "NOTHING", "Alternative", "SitePrice"]
 
 ALTERNATIVES: tuple[Alternative, ...] = (
     CausalKernel(),

@@ -9,7 +9,7 @@ import polars as pl
 from tracekit.metrics.alternatives.entry import Alternative, SitePrice
 from tracekit.metrics.rates import flop
 from tracekit.metrics.remedies.rows import RankWork
-from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS, USUAL_ATTENTION_SHARE
+from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS
 from tracekit.metrics.sites import Inputs, count_elements
 
 MASKED_ATTENTION = r"^aten::_(cudnn|efficient)_attention_(forward|backward)$"
@@ -52,7 +52,7 @@ class CausalKernel(Alternative, frozen=True, kw_only=True):
                 continue
             # What remains is half of the scores, at the rate of causal attention.
             at_peak_ns = call_flop / 2 / peak * site["calls"]
-            share = USUAL_ATTENTION_SHARE
+            share = rank.speeds.attention_share
             likely_ns = max(at_peak_ns / share.likely, MIN_KERNEL_NS * site["calls"])
             if likely_ns < MAX_TIME_SHARE * site["ns"]:
                 prices[site["site"]] = SitePrice(

@@ -9,8 +9,9 @@ import numpy as np
 import polars as pl
 
 from tracekit.metrics.alternatives.entry import NOTHING, Alternative, SitePrice
+from tracekit.metrics.attainable import Share
 from tracekit.metrics.remedies.rows import RankWork
-from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS, Share
+from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS
 from tracekit.metrics.sites import Inputs, count_elements
 
 ROWS_INPUT = {"aten::embedding_dense_backward": 2, "aten::_embedding_bag_dense_backward": 5}

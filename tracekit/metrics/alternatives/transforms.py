@@ -8,8 +8,9 @@ from typing import Any
 import polars as pl
 
 from tracekit.metrics.alternatives.entry import Alternative
+from tracekit.metrics.attainable import Share
 from tracekit.metrics.remedies.rows import RankWork, new_durations
-from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS, Share
+from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS
 from tracekit.metrics.sites import Inputs, count_elements
 
 TRANSFORM = r"^aten::_fft_(r2c|c2r|c2c)$"

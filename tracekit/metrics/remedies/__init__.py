@@ -6,13 +6,14 @@ events, so that a change can be replayed with all others (``graph.change``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import polars as pl
 
 from tracekit._util.categories import CategoryColumns
 from tracekit.intervals import Intervals
+from tracekit.metrics.attainable import GpuRates
 from tracekit.metrics.loops import LOOPS, loop_of_events
 from tracekit.metrics.rates import CONVOLUTION_BACKWARD
 from tracekit.metrics.remedies.attention import attention_remedies, find_written_out, is_upcast
@@ -51,6 +52,8 @@ def find_remedies(
     loops: pl.DataFrame | None = None,
     alternatives: Sequence[FindsRemedies] = (),
     operators: pl.DataFrame | None = None,
+    own: Callable[[RankWork], Iterator[pl.DataFrame]] | None = None,
+    rates: GpuRates | None = None,
     texts: CategoryColumns | None = None,
     sites: RankSites | None = None,
 ) -> pl.Series:
@@ -65,6 +68,8 @@ def find_remedies(
         loops: Loops of its host (``metrics.loops``).
         alternatives: Entries of a catalogue (``metrics.alternatives``).
         operators: Operators of its host (``rows.HOST_OPERATORS``).
+        own: What finds the remedies of a user's entries.
+        rates: A user's own table of what the GPU reaches.
         texts: Text columns of *labelled*, if they were converted already.
         sites: Its sites, if they were found already.
     """
@@ -74,6 +79,7 @@ def find_remedies(
         multiprocessors=multiprocessors,
         loops=loops,
         operators=operators,
+        rates=rates,
         texts=texts,
         sites=sites,
     )
@@ -102,6 +108,7 @@ def find_remedies(
         ),
         *message_remedies(rank),
         *(remedies for finder in alternatives for remedies in finder.find(rank)),
+        *(own(rank) if own is not None else ()),
     ]
     table = pl.concat([REMEDIES.to_frame(), *frames])
     rows = table.group_by("row").agg(remedies=pl.struct([field.name for field in REMEDY.fields]))
@@ -116,6 +123,7 @@ def rank_work(
     multiprocessors: int | None,
     loops: pl.DataFrame | None = None,
     operators: pl.DataFrame | None = None,
+    rates: GpuRates | None = None,
     texts: CategoryColumns | None = None,
     sites: RankSites | None = None,
 ) -> RankWork:
@@ -162,5 +170,7 @@ def rank_work(
         )
     )
     calls = with_padding(calls)
-    speeds = measure_speeds(calls, events, device=device, multiprocessors=multiprocessors)
+    speeds = measure_speeds(
+        calls, events, device=device, multiprocessors=multiprocessors, rates=rates
+    )
     return RankWork(events, calls, speeds, sites.sites, loops, operators)

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import polars as pl
 
 from tracekit._util.shapes import is_shape, parse_list
+from tracekit.metrics.attainable import Share
 from tracekit.metrics.remedies.rows import RankWork, new_durations
-from tracekit.metrics.remedies.speeds import USUAL_ATTENTION_SHARE, Share
 from tracekit.metrics.remedies.work import FUSED_ATTENTION, MEMORY_KINDS, PATTERNS
 
 CHANGE = "fused attention"
@@ -141,7 +141,7 @@ def _fuse(rank: RankWork, scores: Scores, members: pl.DataFrame) -> Iterator[pl.
     if bool(members["op"].str.contains("dropout|bernoulli").any()):
         peak *= DROPOUT_FACTOR
     is_causal = scores.queries == scores.keys and bool(members["is_masked"].any())
-    share = USUAL_ATTENTION_SHARE if is_causal else FULL_ATTENTION_SHARE
+    share = rank.speeds.attention_share if is_causal else FULL_ATTENTION_SHARE
     product_flop = 2 * scores.elements * head_size
     is_backward = pl.col("node").is_not_null() | (pl.col("pass") == "backward").fill_null(False)
     is_softmax = pl.col("kind") == "softmax"

@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Floats, Ints
+from tracekit.metrics.attainable import Share
 from tracekit.metrics.remedies.rows import REMEDIES, RankWork, without_events
-from tracekit.metrics.remedies.speeds import Share
 
 MIN_MESSAGES = 8
 """Messages of one kind in a step from which they could be fewer."""

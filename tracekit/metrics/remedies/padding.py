@@ -13,9 +13,10 @@ from math import prod
 import polars as pl
 
 from tracekit._util.shapes import is_shape, parse_list
+from tracekit.metrics.attainable import Share
 from tracekit.metrics.remedies.precision import NARROW
 from tracekit.metrics.remedies.rows import RankWork, new_durations
-from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS, Share
+from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS
 
 ALIGNED_SIZE = 8
 """Elements that sizes must be a multiple of."""

@@ -13,15 +13,10 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
+from tracekit.metrics.attainable import Share
 from tracekit.metrics.kernel_limits import product_bytes
 from tracekit.metrics.remedies.rows import REMEDIES, RankWork, new_durations, without_events
-from tracekit.metrics.remedies.speeds import (
-    MIN_KERNEL_NS,
-    SLOWEST_RELATIVE,
-    USUAL_ATTENTION_SHARE,
-    USUAL_CONVOLUTION_SHARE,
-    Share,
-)
+from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS, SLOWEST_RELATIVE
 from tracekit.metrics.remedies.work import FUSED_ATTENTION, PATTERNS
 
 TF32 = "tf32"
@@ -98,9 +93,9 @@ def _retyped(rank: RankWork, calls: pl.DataFrame, dtype: str) -> pl.DataFrame:
     memory_ns = speeds.memory_ns(np.array(moved)) or (no_memory_ns, no_memory_ns, no_memory_ns)
     peak = speeds.peaks[dtype]
     share = speeds.product_share(dtype)
-    attention = USUAL_ATTENTION_SHARE
+    attention = speeds.attention_share
     new_ns = []
-    of_convolutions = USUAL_CONVOLUTION_SHARE
+    of_convolutions = speeds.convolution_share
     for of_products, of_attention, of_convolution, of_memory in (
         (share.high, attention.high, of_convolutions.high, memory_ns[0]),
         (share.likely, attention.likely, of_convolutions.likely, memory_ns[1]),

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.intervals import Intervals
+from tracekit.metrics.attainable import Share
 from tracekit.metrics.remedies.rows import (
     REMEDIES,
     SLOWER_OPERATORS,
@@ -22,7 +23,6 @@ from tracekit.metrics.remedies.rows import (
     new_durations,
     without_events,
 )
-from tracekit.metrics.remedies.speeds import Share
 from tracekit.metrics.remedies.work import PATTERNS
 
 MAX_SMALL_COPY_BYTES = 1 << 16

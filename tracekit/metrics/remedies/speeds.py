@@ -6,13 +6,13 @@ A share has a low, a likely and a high value; what a remedy would take follows w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Floats
+from tracekit.metrics.attainable import ANY_TYPE, GpuRates, Share, usual_share
 from tracekit.metrics.kernel_limits import memory_gb_s
 from tracekit.metrics.peaks import find_gpu, peak_tflop_s
 
@@ -26,23 +26,15 @@ MIN_KERNEL_NS = 2_000
 """Time that any kernel takes."""
 
 
-class Share(NamedTuple):
-    """A share of a peak: the least, the likely and the most that is reached."""
-
-    low: float
-    likely: float
-    high: float
-
-
-USUAL_PRODUCT_SHARE = Share(0.5, 0.65, 0.8)
+USUAL_PRODUCT_SHARE = usual_share("product")
 """Share of the peak rate that large products reach: H200, H100, A100 and MI300 traces have 0.5 to 0.8."""
-USUAL_ATTENTION_SHARE = Share(0.22, 0.35, 0.6)
+USUAL_ATTENTION_SHARE = usual_share("attention")
 """Share of the peak rate that fused attention reaches, a causal one counted by half. Head sizes of 64
 reach 0.28 to 0.38 on H200, those of 128 more."""
-USUAL_CONVOLUTION_SHARE = Share(0.15, 0.3, 0.5)
+USUAL_CONVOLUTION_SHARE = usual_share("convolution")
 """Share of the peak rate that convolutions on tensor cores reach: those of few channels move more than
 they compute."""
-USUAL_BANDWIDTH_SHARE = Share(0.55, 0.75, 0.9)
+USUAL_BANDWIDTH_SHARE = usual_share("memory")
 """Share of the memory's bandwidth that a fused elementwise kernel reaches."""
 MEASURED_SPREAD = 0.15
 """Half width of the range of a measured share, relative to it."""
@@ -61,10 +53,14 @@ class Speeds(msgspec.Struct, frozen=True):
     """Measured shares of the peak by type; types without products of their own are missing."""
     bandwidth_share: Share
     attention_share: Share
+    convolution_share: Share = USUAL_CONVOLUTION_SHARE
+    usual_product_shares: Mapping[str, Share] = {}
+    """Shares of a user's own table by type, for types that the run has no products of."""
 
     def product_share(self, dtype: str) -> Share:
         """Return the share of the peak that products of a type reach."""
-        return self.product_shares.get(dtype, USUAL_PRODUCT_SHARE)
+        own = self.usual_product_shares.get(dtype, USUAL_PRODUCT_SHARE)
+        return self.product_shares.get(dtype, own)
 
     def memory_ns(self, moved_bytes: Floats) -> tuple[Floats, Floats, Floats] | None:
         """Return the least, likely and longest time of bytes; None if the bandwidth is unknown."""
@@ -76,7 +72,12 @@ class Speeds(msgspec.Struct, frozen=True):
 
 
 def measure_speeds(
-    calls: pl.DataFrame, work: pl.DataFrame, *, device: str | None, multiprocessors: int | None
+    calls: pl.DataFrame,
+    work: pl.DataFrame,
+    *,
+    device: str | None,
+    multiprocessors: int | None,
+    rates: GpuRates | None = None,
 ) -> Speeds:
     """Return the speeds of a GPU, from a rank's calls of products and its kernels.
 
@@ -86,6 +87,7 @@ def measure_speeds(
         work: ``WORK`` with the duration ``ns``.
         device: Name of the GPU; None if unknown.
         multiprocessors: Multiprocessors that the process may use; None if all, or unknown.
+        rates: A user's own table of what the GPU reaches.
     """
     gpu = None if device is None else find_gpu(device)
     peaks: dict[str, float] = {}
@@ -95,6 +97,9 @@ def measure_speeds(
             if peak is not None:
                 peaks[dtype] = peak * 1e3
     bandwidth = memory_gb_s(device, multiprocessors=multiprocessors)
+    if rates is not None:
+        peaks = {**{t: most * 1e3 for t, most in rates.most("product").items()}, **peaks}
+        bandwidth = bandwidth or rates.most("memory").get(ANY_TYPE)
     long_calls = calls.filter(pl.col("ns") >= MIN_MEASURED_CALL_NS).drop_nulls(["flop", "dtype"])
     shares: dict[str, Share] = {}
     for dtype, peak in peaks.items():
@@ -104,12 +109,37 @@ def measure_speeds(
         share = _measured_share(products, peak)
         if share is not None:
             shares[dtype] = share
-    return Speeds(
+    speeds = Speeds(
         peaks,
         bandwidth,
         shares,
         _measured_bandwidth_share(work, bandwidth),
         USUAL_ATTENTION_SHARE,
+    )
+    return speeds if rates is None else _with_own_rates(speeds, rates)
+
+
+def _with_own_rates(speeds: Speeds, rates: GpuRates) -> Speeds:
+    """Return speeds with the shares of a user's table, where the run did not measure them itself."""
+    narrow_peak = max(
+        (speeds.peaks[dtype] for dtype in ("bf16", "fp16") if dtype in speeds.peaks), default=0.0
+    )
+    attention = rates.share("attention", peak=narrow_peak / 1e3 or None)
+    convolution = rates.share("convolution", peak=narrow_peak / 1e3 or None)
+    memory = rates.share("memory", peak=speeds.bandwidth)
+    of_products = {
+        dtype: rates.share("product", dtype, peak=peak / 1e3)
+        for dtype, peak in speeds.peaks.items()
+    }
+    is_measured = speeds.bandwidth_share != USUAL_BANDWIDTH_SHARE
+    return msgspec.structs.replace(
+        speeds,
+        bandwidth_share=speeds.bandwidth_share if is_measured else memory or USUAL_BANDWIDTH_SHARE,
+        attention_share=attention or USUAL_ATTENTION_SHARE,
+        convolution_share=convolution or USUAL_CONVOLUTION_SHARE,
+        usual_product_shares={
+            dtype: share for dtype, share in of_products.items() if share is not None
+        },
     )
 
 

@@ -1,0 +1,146 @@
+"""Rates that work reaches on a GPU, by kind and type: the usual ones of the package, and a user's own table.
+
+A table is CSV: ``work`` (product, attention, convolution, memory), ``type`` (bf16, tf32, …; ``*``: all), ``unit``
+(``share`` of the vendor's peak, ``TFLOP/s`` or ``GB/s``), and the least, the likely and the most that is reached.
+``benchmarks/atlas.py`` measures one.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tracekit.errors import OptionError
+
+COLUMNS = ("work", "type", "unit", "low", "likely", "high")
+ANY_TYPE = "*"
+WORKS = {
+    "product": ("share", "TFLOP/s"),
+    "attention": ("share", "TFLOP/s"),
+    "convolution": ("share", "TFLOP/s"),
+    "memory": ("share", "GB/s"),
+}
+"""Kinds of work, and the units of their rates."""
+USUAL_TABLE = Path(__file__).with_name("attainable.csv")
+
+
+class Share(NamedTuple):
+    """A share of a peak: the least, the likely and the most that is reached."""
+
+    low: float
+    likely: float
+    high: float
+
+
+class Rate(NamedTuple):
+    """A rate that work reaches, in a unit."""
+
+    unit: str
+    reached: Share
+
+
+class GpuRates(msgspec.Struct, frozen=True):
+    """Rates by work and type."""
+
+    rates: Mapping[tuple[str, str], Rate]
+
+    def share(self, work: str, dtype: str = ANY_TYPE, *, peak: float | None = None) -> Share | None:
+        """Return the share of a peak that work of a type reaches; None if the table does not say.
+
+        Args:
+            work: Kind of work.
+            dtype: Its type; rates of all types count where it has none of its own.
+            peak: Vendor's peak in the unit of the table; without it the most that is reached is the peak.
+        """
+        rate = self.rates.get((work, dtype)) or self.rates.get((work, ANY_TYPE))
+        if rate is None:
+            return None
+        if rate.unit == "share":
+            return rate.reached
+        whole = peak or rate.reached.high
+        return Share(*(min(value / whole, 1.0) for value in rate.reached))
+
+    def most(self, work: str) -> dict[str, float]:
+        """Return the most that work reaches by type, of rates that are no shares.
+
+        >>> GpuRates({("product", "bf16"): Rate("TFLOP/s", Share(500, 600, 700))}).most("product")
+        {'bf16': 700}
+        """
+        return {
+            dtype: rate.reached.high
+            for (of_work, dtype), rate in self.rates.items()
+            if of_work == work and rate.unit != "share"
+        }
+
+
+def read_gpu_rates(path: str | Path) -> GpuRates:
+    """Read a table of rates; raise ``OptionError`` with the place of what is wrong."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(
+            f"{path}: cannot be read: {error}", hint="give a table of rates"
+        ) from None
+    rows = list(csv.reader(text.splitlines()))
+    if not rows or tuple(rows[0]) != COLUMNS:
+        raise OptionError(f"{path}, line 1: the columns are not {','.join(COLUMNS)}", hint=_HINT)
+    rates: dict[tuple[str, str], Rate] = {}
+    for line, row in enumerate(rows[1:], start=2):
+        if not row:
+            continue
+        try:
+            work, dtype, rate = _read_row(row)
+        except ValueError as error:
+            raise OptionError(f"{path}, line {line}: {error}", hint=_HINT) from None
+        rates[work, dtype] = rate
+    return GpuRates(rates)
+
+
+_HINT = "benchmarks/atlas.py writes such a table"
+
+
+def _read_row(row: list[str]) -> tuple[str, str, Rate]:
+    """Return work, type and rate of a row; raise ``ValueError`` if it is none."""
+    if len(row) != len(COLUMNS):
+        raise ValueError(f"{len(row)} values instead of {len(COLUMNS)}")
+    work, dtype, unit = row[:3]
+    if work not in WORKS:
+        raise ValueError(f"work is {work!r}, not one of {', '.join(WORKS)}")
+    if unit not in WORKS[work]:
+        raise ValueError(f"unit is {unit!r}, not {' or '.join(WORKS[work])}")
+    try:
+        reached = Share(*map(float, row[3:]))
+    except ValueError:
+        raise ValueError(f"{', '.join(row[3:])} are not three numbers") from None
+    if not 0 < reached.low <= reached.likely <= reached.high < float("inf"):
+        raise ValueError(f"{', '.join(row[3:])} are not rising numbers above 0")
+    if unit == "share" and reached.high > 1:
+        raise ValueError(f"a share of {row[5]} is above 1")
+    return work, dtype, Rate(unit, reached)
+
+
+@lru_cache(maxsize=1)
+def usual_rates() -> GpuRates:
+    """Return the usual rates, which the package brings.
+
+    >>> usual_rates().share("product")
+    Share(low=0.5, likely=0.65, high=0.8)
+    """
+    return read_gpu_rates(USUAL_TABLE)
+
+
+def usual_share(work: str) -> Share:
+    """Return the usual share of the peak that work reaches.
+
+    >>> usual_share("memory").likely
+    0.75
+    """
+    share = usual_rates().share(work)
+    if share is None:
+        raise ValueError(f"{USUAL_TABLE} has no rate of {work}")
+    return share
