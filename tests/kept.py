@@ -18,6 +18,7 @@ from docsite.json_keys import json_schema
 from tracekit import analyze, diagnose, load
 from tracekit.analysis.measure.tables import rank_tables
 from tracekit.classify import classify
+from tracekit.metrics.alternatives.own import NO_OWN_ADVICE
 
 SHARED = "TRACEKIT_TEST_RUN"
 """Environment variable: a folder that the workers of one run share (``conftest`` makes it and takes
@@ -123,7 +124,9 @@ def _label_later(rank, *, all_columns, **options):
     return rank, options
 
 
-def _label_and_measure_once(labelled_rank, **options):
+def _label_and_measure_once(labelled_rank, *, advice, **options):
+    """Stand in for ``measure_rank``, of analyses to which nobody adds advice."""
+    assert advice == NO_OWN_ADVICE
     rank, label_options = labelled_rank
     return measure_once(rank, **label_options, **options)
 
