@@ -37,7 +37,7 @@ class Share(NamedTuple):
     high: float
 
 
-class Rate(NamedTuple):
+class ReachedRate(NamedTuple):
     """A rate that work reaches, in a unit."""
 
     unit: str
@@ -47,7 +47,7 @@ class Rate(NamedTuple):
 class GpuRates(msgspec.Struct, frozen=True):
     """Rates by work and type."""
 
-    rates: Mapping[tuple[str, str], Rate]
+    rates: Mapping[tuple[str, str], ReachedRate]
 
     def share(self, work: str, dtype: str = ANY_TYPE, *, peak: float | None = None) -> Share | None:
         """Return the share of a peak that work of a type reaches; None if the table does not say.
@@ -68,7 +68,7 @@ class GpuRates(msgspec.Struct, frozen=True):
     def most(self, work: str) -> dict[str, float]:
         """Return the most that work reaches by type, of rates that are no shares.
 
-        >>> GpuRates({("product", "bf16"): Rate("TFLOP/s", Share(500, 600, 700))}).most("product")
+        >>> GpuRates({("product", "bf16"): ReachedRate("TFLOP/s", Share(500, 600, 700))}).most("product")
         {'bf16': 700}
         """
         return {
@@ -88,23 +88,25 @@ def read_gpu_rates(path: str | Path) -> GpuRates:
         ) from None
     rows = list(csv.reader(text.splitlines()))
     if not rows or tuple(rows[0]) != COLUMNS:
-        raise OptionError(f"{path}, line 1: the columns are not {','.join(COLUMNS)}", hint=_HINT)
-    rates: dict[tuple[str, str], Rate] = {}
+        raise OptionError(
+            f"{path}, line 1: the columns are not {','.join(COLUMNS)}", hint=_HINT_OF_TABLES
+        )
+    rates: dict[tuple[str, str], ReachedRate] = {}
     for line, row in enumerate(rows[1:], start=2):
         if not row:
             continue
         try:
             work, dtype, rate = _read_row(row)
         except ValueError as error:
-            raise OptionError(f"{path}, line {line}: {error}", hint=_HINT) from None
+            raise OptionError(f"{path}, line {line}: {error}", hint=_HINT_OF_TABLES) from None
         rates[work, dtype] = rate
     return GpuRates(rates)
 
 
-_HINT = "benchmarks/atlas.py writes such a table"
+_HINT_OF_TABLES = "benchmarks/atlas.py writes such a table"
 
 
-def _read_row(row: list[str]) -> tuple[str, str, Rate]:
+def _read_row(row: list[str]) -> tuple[str, str, ReachedRate]:
     """Return work, type and rate of a row; raise ``ValueError`` if it is none."""
     if len(row) != len(COLUMNS):
         raise ValueError(f"{len(row)} values instead of {len(COLUMNS)}")
@@ -121,7 +123,7 @@ def _read_row(row: list[str]) -> tuple[str, str, Rate]:
         raise ValueError(f"{', '.join(row[3:])} are not rising numbers above 0")
     if unit == "share" and reached.high > 1:
         raise ValueError(f"a share of {row[5]} is above 1")
-    return work, dtype, Rate(unit, reached)
+    return work, dtype, ReachedRate(unit, reached)
 
 
 @lru_cache(maxsize=1)
