@@ -9,6 +9,7 @@ from tracekit.metrics.rates import (
     _convolution_backward,
     _grouped,
     _product,
+    flop,
     fused_experts,
     most_convolution_output,
 )
@@ -120,3 +121,29 @@ def test_a_convolution_gives_at_most_what_full_padding_gives(shapes, elements):
 def test_experts_are_known_by_sizes_that_fit_each_other(shapes, per_expert):
     experts = fused_experts(shapes)
     assert (experts and experts.weights_per_expert) == per_expert
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes"),
+    [
+        ("_C::cutlass_scaled_mm", "[[2,5],[2,3],[3,5],[2,1],[1,5]]"),  # the output comes first
+        ("_C::cutlass_scaled_mm_azp", "[[2,5],[2,3],[3,5],[2,1],[1,5],[5]]"),
+        ("sgl_kernel::fp8_scaled_mm", "[[2,3],[3,5],[2,1],[1,5]]"),
+        (
+            "aiter::gemm_a8w8_blockscale",
+            "[[2,3],[5,3],[2,1],[1,1]]",
+        ),  # the weights lie on their side
+        ("trtllm::fp8_block_scaling_gemm", "[[2,3],[5,3],[1,2],[1,1]]"),
+    ],
+)
+def test_quantised_products_of_servers_multiply_and_add_as_others(op, shapes):
+    assert flop(op, shapes) == 60
+
+
+def test_packed_weights_make_no_claim():
+    # Four bits a number, sixteen rows in one: the sizes of the matrix are values, not shapes.
+    assert flop("_C::gptq_marlin_gemm", "[[16,512],[],[32,2048],[4,1024],[],[],[]]") is None
+
+
+def test_experts_of_aiter_are_known_by_their_sizes():
+    assert flop("aiter::fused_moe_", "[[4,8],[16,12,8],[16,8,6],[4,2],[4,2]]") == 2304
