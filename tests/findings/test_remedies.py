@@ -529,3 +529,21 @@ def test_the_range_of_launching_holds_what_cuda_graphs_save():
     assert finding.saves_ns / 1e6 == pytest.approx(47.3, rel=0.1)
     low_ns, high_ns = finding.saves_range_ns
     assert low_ns / 1e6 < 47.3 < high_ns / 1e6
+
+
+@pytest.mark.parametrize(
+    ("operators", "kernels"),
+    [
+        (("pow", "mean", "add", "rsqrt", "mul"), "`torch.nn.RMSNorm`"),
+        (("mul", "tanh", "add", "mul"), "`torch.nn.functional.gelu`"),
+        (("pow", "sum", "neg", "exp", "mul"), ""),  # distances of a kernel function
+    ],
+)
+def test_fused_kernels_are_advised_for_what_was_found(findings_of, operators, kernels):
+    calls = chain(*(f"aten::{operator}" for operator in operators))
+    advice = findings_of(calls, period=12.0)["unfused"].advice
+    assert "`torch.compile` what they are part of" in advice
+    if kernels:
+        assert kernels in advice
+    else:
+        assert "torch.nn" not in advice

@@ -65,7 +65,7 @@ SWITCHES: Mapping[str, str] = {
     "messages": "larger buckets (`bucket_cap_mb=25` or more), or one flat tensor instead of one call per parameter",
     "reduction": "`DistributedDataParallel`, or hooks (`register_post_accumulate_grad_hook`) with `async_op=True`",
     "loss": "`torch.compile` the head with the loss, or a fused linear cross-entropy (Liger)",
-    "fuse": "`torch.compile` the blocks, or use fused kernels (`torch.nn.RMSNorm`, `torch.nn.functional.gelu`)",
+    "fuse": "`torch.compile` what they are part of",
     "recompute": "checkpoint fewer blocks",
     "layout": "`model.to(memory_format=torch.channels_last)`, and the same for the images",
 }
@@ -78,6 +78,13 @@ AMD_SWITCHES: Mapping[str, str] = {
     ),
 }
 """The same in the words of ROCm."""
+
+
+FUSED_BY_HAND = {
+    "norm": "`torch.nn.RMSNorm` or `LayerNorm`",
+    "activation": "`torch.nn.functional.gelu` or `silu`",
+}
+"""Fused kernels of PyTorch, by the kind of chain that they stand for."""
 
 
 def framework_options(framework: str | None, topic: str) -> str:

@@ -19,7 +19,7 @@ from tracekit.documents.analysis import ChangedStep
 from tracekit.documents.findings import MAX_PLACES_PER_FINDING, Place
 from tracekit.findings.context import Context, places_of
 from tracekit.findings.kind import FindingKind
-from tracekit.findings.phrases import or_unknown, switch
+from tracekit.findings.phrases import FUSED_BY_HAND, or_unknown, switch
 from tracekit.graph.change import Remedied
 from tracekit.graph.event_graph import EventGraph
 from tracekit.graph.remedies import FUSE, FUSE_LOSS, select_remedies
@@ -327,7 +327,10 @@ class Unfused(ChangeOfWork, frozen=True, kw_only=True):
         )
 
     def advice(self) -> str:
-        return f"fuse them: {self._switch('fuse')}"
+        found = (self.what or "").split(", ")
+        by_hand = [kernel for kind, kernel in FUSED_BY_HAND.items() if kind in found]
+        kernels = f", or use one kernel for each ({', '.join(by_hand)})" if by_hand else ""
+        return f"fuse them: {self._switch('fuse')}{kernels}"
 
 
 class UnfusedLoss(ChangeOfWork, frozen=True, kw_only=True):

@@ -36,7 +36,8 @@ LOSS_BYTES = 2
 """Bytes of a logit outside of the loss."""
 _LINK_COLUMNS = ("row", "ns", "call", "kind", "op", "elements", "shapes", "dtypes")
 """Columns of a chain's events that are read."""
-TRANSCENDENTAL = "^aten::(exp|log|pow|sin|cos|tanh|sigmoid|erf|rsqrt|sqrt|gelu|silu)"
+
+ACTIVATIONS = "^aten::(tanh|sigmoid|erf|gelu|silu)"
 
 
 def fusion_remedies(rank: RankWork, *, without: Collection[int]) -> Iterator[pl.DataFrame]:
@@ -157,18 +158,22 @@ def _index_loops(rank: RankWork) -> pl.Series:
 
 
 def _kinds_of_chains() -> pl.Expr:
-    """Return the kind of each chain: a norm reduces rows, an activation and a rotation do not."""
+    """Return the kind of each chain by the operators that only this kind has.
+
+    A norm divides by the root of a mean, a rotation joins a half with the negative of the other. Roots of
+    sums are distances, and exponentials may be anything.
+    """
+
+    def has(pattern: str) -> pl.Expr:
+        return pl.col("op").str.contains(pattern).any().over("group")
+
     has_norm = (pl.col("kind") == "norm").any().over("group")
-    has_root = pl.col("op").str.contains("rsqrt|sqrt|pow|var|norm").any().over("group")
-    has_mean = pl.col("op").str.contains("mean|var|norm|sum").any().over("group")
-    has_halves = (pl.col("op").str.contains("aten::(cat|stack)|neg").any()).over("group")
-    has_curve = pl.col("op").str.contains(TRANSCENDENTAL).any().over("group")
     return (
-        pl.when(has_norm | (has_root & has_mean))
+        pl.when(has_norm | (has("sqrt") & has("aten::(mean|var)")))
         .then(pl.lit("norm"))
-        .when(has_halves)
+        .when(has("aten::(cat|stack)") & has("aten::neg"))
         .then(pl.lit("rotation"))
-        .when(has_curve)
+        .when(has(ACTIVATIONS))
         .then(pl.lit("activation"))
         .otherwise(pl.lit("elementwise"))
     )
