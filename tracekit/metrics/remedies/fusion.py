@@ -37,7 +37,7 @@ LOSS_BYTES = 2
 _LINK_COLUMNS = ("row", "ns", "call", "kind", "op", "elements", "shapes", "dtypes")
 """Columns of a chain's events that are read."""
 
-ACTIVATIONS = "^aten::(tanh|sigmoid|erf|gelu|silu)"
+ACTIVATION_OPERATORS = "^aten::(tanh|sigmoid|erf|gelu|silu)"
 
 
 def fusion_remedies(rank: RankWork, *, without: Collection[int]) -> Iterator[pl.DataFrame]:
@@ -173,7 +173,7 @@ def _kinds_of_chains() -> pl.Expr:
         .then(pl.lit("norm"))
         .when(has("aten::(cat|stack)") & has("aten::neg"))
         .then(pl.lit("rotation"))
-        .when(has(ACTIVATIONS))
+        .when(has(ACTIVATION_OPERATORS))
         .then(pl.lit("activation"))
         .otherwise(pl.lit("elementwise"))
     )
