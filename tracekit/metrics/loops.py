@@ -250,7 +250,7 @@ def _counts(members: pl.DataFrame, period: int) -> bool:
     """Return whether a concrete integer of an operator of the body differs by one from repetition to repetition."""
     for number in range(period):
         calls = members["concrete"].gather_every(period, number)
-        if calls.null_count() or calls.n_unique() < len(calls) / 2:
+        if len(calls) < 2 or calls.null_count() or calls.n_unique() < len(calls) / 2:
             continue
         values = [parse_list(text) for text in calls.to_list()]
         width = min(map(len, values))
