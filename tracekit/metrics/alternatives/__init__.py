@@ -32,7 +32,7 @@ from tracekit.metrics.alternatives.loops import (
     RecurrentModule,
     TensorLoop,
 )
-from tracekit.metrics.alternatives.tables import SparseTable, StaticCache
+from tracekit.metrics.alternatives.tables import RebuiltTables, SparseTable, StaticCache
 from tracekit.metrics.alternatives.transforms import AwkwardLength
 
 __all__ = ["ALTERNATIVES", "NOTHING", "Alternative", "SitePrice"]
@@ -41,6 +41,7 @@ ALTERNATIVES: tuple[Alternative, ...] = (
     CausalKernel(),
     SparseTable(),
     StaticCache(),
+    RebuiltTables(),
     ChannelsFirst(),
     RecurrentModule(),
     GroupedProducts(),

@@ -31,6 +31,8 @@ MAX_APART_NS = 1_000_000
 IMAGE_DIMENSIONS = 4
 CHANNELS_OF_IMAGES = (1, 3, 4)
 FLOAT_BYTES = 4
+UPDATES_OR_BACKWARD = r"_foreach_|_fused_|addc(mul|div)|lerp|[bB]ackward"
+"""Operators of an optimizer or a backward that live on the CPU: they prepare nothing."""
 KEPT_SHARE_OF_COPY = (0.0, 0.25, 0.5)
 """Bytes that are copied over those of what the CPU made of them: images are of 8 bits before they are of 32."""
 
@@ -95,7 +97,7 @@ class MetricsOnHost(Alternative, frozen=True, kw_only=True):
         behind = _near(computing, _calls(rank, copies)["end_ns"], behind=True)
         names = behind["name"].cast(pl.String)
         # What changes tensors there, or goes backward, is a part of the model that lives on the CPU.
-        if behind.is_empty() or names.str.contains("_$|backward|embedding").any():
+        if behind.is_empty() or names.str.contains(f"_$|embedding|{UPDATES_OR_BACKWARD}").any():
             return
         named = ", ".join(names.str.strip_prefix("aten::").unique().sort().head(2))
         gone = without_events(copies, self.change, what=named)
@@ -124,7 +126,8 @@ class HostPreparation(Alternative, frozen=True, kw_only=True):
         if copies.is_empty():
             return
         computing = _near(_computing(rank), _calls(rank, copies)["start_ns"], behind=False)
-        if computing.is_empty():
+        names = computing["name"].cast(pl.String)
+        if computing.is_empty() or names.str.contains(UPDATES_OR_BACKWARD).any():
             return
         took = computing.group_by("name").agg(ns=(pl.col("end_ns") - pl.col("start_ns")).sum())
         named = took.sort("ns", descending=True)["name"].cast(pl.String).head(1).item()

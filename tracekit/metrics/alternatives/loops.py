@@ -95,6 +95,7 @@ def describe_loops(rank: RankWork) -> pl.DataFrame:
         first_ns=launch_ns.min(),
         last_ns=launch_ns.max(),
         copies=to_host.sum(),
+        from_host=pl.col("name").str.contains("(?i)HtoD|HostToDevice").sum(),
         has_norm=norms.any(),
         optimizer_share=(pl.col("label") == "optimizer").mean(),
     )
@@ -114,6 +115,7 @@ def describe_loops(rank: RankWork) -> pl.DataFrame:
     is_behind = pl.col("first_ns") > pl.col("backward_ns")
     return described.filter(is_of_gpu).with_columns(
         is_clipping=(is_behind & (pl.col("last_ns") < pl.col("update_ns"))).fill_null(value=False),
+        copies_from_host=pl.col("from_host") >= MIN_LAUNCHES_PER_REPETITION * repetitions,
         copies_to_host=pl.col("copies") >= MIN_LAUNCHES_PER_REPETITION * repetitions,
     )
 
@@ -239,7 +241,8 @@ class BatchedIndex(_LoopAlternative, frozen=True, kw_only=True):
     caveat = "Whether a repetition needs what the one before made is not recorded."
 
     def selects(self, rank: RankWork) -> pl.Expr:
-        return _IS_OF_TENSORS & _HAS_INDEX & ~pl.col("is_clipping")
+        # Small copies one by one are known as such.
+        return _IS_OF_TENSORS & _HAS_INDEX & ~pl.col("is_clipping") & ~pl.col("copies_from_host")
 
     def price(self, events: pl.DataFrame, rank: RankWork) -> pl.DataFrame:
         return _once(events, rank)

@@ -10,7 +10,7 @@ import polars as pl
 
 from tracekit.metrics.alternatives.entry import NOTHING, Alternative, SitePrice
 from tracekit.metrics.attainable import Share
-from tracekit.metrics.remedies.rows import RankWork
+from tracekit.metrics.remedies.rows import RankWork, without_events
 from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS
 from tracekit.metrics.sites import Inputs, count_elements
 
@@ -25,6 +25,18 @@ WEIGHT_DECAY_INPUT = {"aten::_fused_adam_": 9, "aten::_fused_adamw_": 9, "aten::
 """Fused optimizers, and their input that is the decay of weights."""
 MOMENTUM_INPUT = 4
 """Input of a fused SGD that is its momentum."""
+MAKES_POSITIONS = "^aten::(arange|tril|triu|linspace|eye)$"
+"""Operators that make something of positions alone."""
+MAKES_TABLE = (
+    "^aten::(arange|tril|triu|linspace|eye|fill_|zero_|copy_|cat|stack|cos|sin|exp|pow|reciprocal|mul|div|add|sub|rsub"
+    "|neg|lt|gt|le|ge|eq|ne|where|masked_fill_?|logical_not|bitwise_not|clone)_?$"
+)
+"""Operators that make tables and masks of them."""
+TABLE_DIMENSIONS = 2
+LIST_OF_LARGER = r"^\[\[\[\d+,\d+,"
+"""Sizes of a list of tensors of more dimensions."""
+MIN_REBUILT = 4
+"""Times that equal tables are built in a step, from which layers build them."""
 FLOAT_BYTES = 4
 MIN_GROWN_FACTOR = 16
 """Elements of a list over those that are put to its end, from which the copy of the list is what costs."""
@@ -182,3 +194,42 @@ def _growth(tensors: list[list[int]]) -> tuple[int, int, int] | None:
     if len(differing) != 1 or differing[0][1] < MIN_GROWN_FACTOR * differing[0][2]:
         return None
     return differing[0]
+
+
+class RebuiltTables(Alternative, frozen=True, kw_only=True):
+    """Masks or tables of positions are built again in every layer."""
+
+    change = "tables built once"
+    rests_on = "masks and tables of positions are built once in a step"
+    code = "rebuilt_tables"
+    case = ""
+    title = "tables of positions"
+    says = "masks or tables of positions are built again in every layer, {kernels_per_step} kernels a step too many"
+    advises = "build them once for all layers (a buffer, or an argument of the forward)"
+    min_saved_share = 0.02
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        op = pl.col("op").fill_null("")
+        columns = ("row", "part", "stream", "start_ns", "op", "dims", "site", "shapes", "node")
+        ordered = rank.events.select(*columns).sort("part", "stream", "start_ns")
+        if not ordered.select(op.str.contains(MAKES_POSITIONS).any()).item():
+            return
+        is_flat = (pl.col("dims").list.len() <= TABLE_DIMENSIONS).fill_null(value=True)
+        of_lists = pl.col("shapes").str.contains(LIST_OF_LARGER).fill_null(value=False)
+        follows = is_flat & ~of_lists & op.str.contains(MAKES_TABLE) & pl.col("node").is_null()
+        ordered = ordered.with_columns(follows=follows)
+        # A table is a stretch of small kernels in a row on a stream.
+        begins = ~pl.col("follows") | (pl.col("follows") != pl.col("follows").shift(1))
+        begins = begins | (pl.col("part") != pl.col("part").shift(1))
+        stretches = ordered.with_columns(table=begins.fill_null(value=True).cum_sum())
+        stretches = stretches.filter("follows")
+        tables = stretches.group_by("part", "table", maintain_order=True).agg(
+            pl.col("site").cast(pl.String).str.join(" "),
+            is_of_positions=op.str.contains(MAKES_POSITIONS).any(),
+        )
+        repeated = tables.filter(
+            pl.col("is_of_positions") & (pl.len().over("part", "site") >= MIN_REBUILT)
+        )
+        needless = repeated.filter(pl.int_range(pl.len()).over("part", "site") > 0)
+        rows = stretches.filter(pl.col("table").is_in(needless["table"].implode()))["row"]
+        yield without_events(rank.events.filter(pl.col("row").is_in(rows.implode())), self.change)
