@@ -109,7 +109,7 @@ def test_groups_without_names_or_descriptions(rank_events):
 def test_what_readers_noticed_is_a_finding(rank_events):
     cut = structs.replace(
         rank_events.source,
-        notices=(Notice("truncated", values={"case": "list", "cut_event": False}),),
+        notices=(Notice("truncated", "the file ends before its list of events does"),),
         world_size=None,
     )
     (finding,) = find_problems([examine(RankEvents(rank_events.events, cut))])

@@ -18,27 +18,30 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from typing import Literal
 
 import msgspec
 
 NoticeValue = str | int | float | bool | tuple[str | int | tuple[int, ...], ...] | None
 """A figure, a name or a list of these in a notice."""
 NoticeValues = dict[str, NoticeValue]
+Severity = Literal["warning", "note"]
 
 
 class Notice(msgspec.Struct, frozen=True, eq=False):
-    """A warning that travels with the result, as data and, in documents, as a sentence.
+    """A warning that travels with the result, as a sentence and as data; it is made where something is lost.
 
-    >>> notice = Notice("partial-step", ranks=(3,), values={"step": 7, "events": 12})
-    >>> notice == msgspec.structs.replace(notice, message="rank 3: step 7 holds only 12 GPU events")
+    >>> notice = Notice("partial-step", "step 7 holds only 12 GPU events", values={"step": 7, "events": 12})
+    >>> notice == msgspec.structs.replace(notice, message="")
     True
     """
 
     code: str
     """What it is about; a code keeps its meaning."""
     message: str = ""
-    """The sentence for people, which the other fields are made into:
-    ``report.notices.with_messages`` fills it."""
+    """The sentence for people: made of the other fields, which decide, and read by no code. It names the
+    ranks; of what one rank alone records, they are put before it where ranks are joined
+    (``_util.notices.merge_notices``). Empty in a file of an older version."""
     ranks: tuple[int, ...] = ()
     """Ranks that it is about; empty if that is the run, or all of its ranks alike."""
     labels: tuple[str, ...] = ()
@@ -48,6 +51,8 @@ class Notice(msgspec.Struct, frozen=True, eq=False):
     mean."""
     varies: bool = False
     """Whether the values are those of the first rank alone, and other ranks have other values."""
+    severity: Severity = "warning"
+    """Whether it says how far to trust figures (warning), or changes none and asks for nothing (note)."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Notice):

@@ -175,10 +175,8 @@ def test_the_page_shows_a_cell_for_each_rank(pipelines, small):
 
 def test_a_thousand_ranks_stay_readable(small):
     many = run_of(small, [500 + rank % 7 for rank in range(1024)])
-    noisy = [Notice("no-steps", ranks=(rank,)) for rank in range(1024)]
-    failed = Notice(
-        "rank-failed", ranks=(7,), values={"case": "rank", "error": "a/b.json: ends early"}
-    )
+    noisy = [Notice("no-steps", f"rank {rank}: no marks", ranks=(rank,)) for rank in range(1024)]
+    failed = Notice("rank-failed", "rank 7 is left out: a/b.json: ends early", ranks=(7,))
     many = replace(many, notices=(*noisy, failed))
     text, page = text_of(many), render_html(many)
     assert len(text.splitlines()) < 160  # a section a line of thought: the host's is one of them
@@ -191,13 +189,12 @@ def test_a_thousand_ranks_stay_readable(small):
 
 def test_failures_are_all_listed_and_others_shortened():
     failed = [
-        Notice("rank-failed", ranks=(n,), values={"case": "rank", "error": "ends early"})
-        for n in range(8)
+        Notice("rank-failed", f"rank {n} is left out: ends early", ranks=(n,)) for n in range(8)
     ]
     assert [line.message for line in shorten_notices(failed)] == [
         f"rank {n} is left out: ends early" for n in range(8)
     ]
-    cut = [Notice("graphs-whole", values={"graphs": n}) for n in range(7)]
+    cut = [Notice("graphs-whole", f"{n} graphs were recorded whole") for n in range(7)]
     lines = shorten_notices([*cut[:6], Notice("no-events"), cut[6]])
     assert [line.code for line in lines] == ["graphs-whole"] * 6 + ["no-events"]
     assert [line.message.split()[0] for line in lines[:5]] == ["0", "1", "2", "3", "4"]

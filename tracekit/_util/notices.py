@@ -5,11 +5,37 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from msgspec.structs import replace
 
+from tracekit._util.text import ranks_named
 from tracekit.errors import Notice
 
 VALUES_OF_A_RANK = frozenset(["file"])
 """Names of values that are no numbers and differ from rank to rank, though the notices say the
 same."""
+
+
+def of_ranks(ranks: Sequence[int]) -> str:
+    """Return the ranks that a sentence is about, as it begins with them; empty if it names none.
+
+    >>> of_ranks((0, 1)), of_ranks(())
+    ('ranks 0, 1: ', '')
+    """
+    return f"{ranks_named(ranks)}: " if ranks else ""
+
+
+def with_ranks(notice: Notice, ranks: Sequence[int], *, varies: bool = False) -> Notice:
+    """Return a notice of one rank as that of all *ranks* that have it; *varies*: with other numbers each.
+
+    >>> varied = with_ranks(Notice("graphs-whole", "4 graphs were recorded whole"), (0, 1), varies=True)
+    >>> varied.message
+    'rank 0: 4 graphs were recorded whole (rank 1 too, with other numbers)'
+    """
+    message = notice.message
+    if message and varies and len(ranks) > 1:
+        others = ranks_named(ranks[1:])
+        message = f"{of_ranks(ranks[:1])}{message} ({others} too, with other numbers)"
+    elif message:
+        message = f"{of_ranks(ranks)}{message}"
+    return replace(notice, message=message, ranks=tuple(ranks), varies=varies)
 
 
 def merge_notices(
@@ -52,6 +78,6 @@ def _merge(group: Sequence[tuple[int, Notice]], rank_count: int | None) -> Notic
     ranks = tuple(dict.fromkeys(rank for rank, _ in group))
     first = group[0][1]
     if any(notice.values != first.values for _, notice in group):
-        return replace(first, ranks=ranks, varies=True)
+        return with_ranks(first, ranks, varies=True)
     of_all_ranks = rank_count is not None and len(ranks) == rank_count > 1
-    return replace(first, ranks=() if of_all_ranks else ranks)
+    return with_ranks(first, () if of_all_ranks else ranks)

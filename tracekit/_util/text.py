@@ -9,7 +9,7 @@ import difflib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 UNKNOWN = "–"
 """Stands for a value that is not known."""
@@ -82,6 +82,35 @@ def ranks_named(numbers: Iterable[int], *, most: int = 8) -> str:
     if len(ranks) < 3:
         return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
     return f"ranks {format_ranges(ranks, most=most)}"
+
+
+def verb(count: float, singular: str, plural: str) -> str:
+    """Return the word that goes with a count.
+
+    >>> verb(1, "is", "are"), verb(0, "is", "are")
+    ('is', 'are')
+    """
+    return singular if count == 1 else plural
+
+
+def joined(names: Iterable[object]) -> str:
+    """Return all names, separated by commas."""
+    return ", ".join(map(str, names))
+
+
+def listed(names: Iterable[object], *, most: int = 4) -> str:
+    """Return the first *most* names, and how many more there are."""
+    return listing(map(str, names), most=most)
+
+
+def first_of(names: Sequence[object], *, count: int) -> str:
+    """Return names, and how many more there are if there are *count* in all.
+
+    >>> first_of([3, 5], count=2), first_of([3, 5], count=4)
+    ('3, 5', '3, 5, +2 more')
+    """
+    more = count - len(names)
+    return joined([*names, f"+{more} more"] if more > 0 else names)
 
 
 def ms(ns: float | None, digits: int = 1) -> str:

@@ -122,21 +122,62 @@ def align_gpu_clock(rank: RankEvents) -> RankEvents:
         if not impossible and not late:
             continue
         correction = _find_correction(earliest, latest)
+        contradiction = _contradiction(impossible, late, total=len(of_device))
         values: NoticeValues = {"impossible": impossible, "late": late, "total": len(of_device)}
         if correction is None:
-            notices.append(Notice("gpu-clock", values={"case": "unexplained", **values}))
+            message = (
+                f"savings and the step without the profiler are withheld: {contradiction}, which no shift of the "
+                "GPU's clock explains; what work waited for is not known either"
+            )
+            notices.append(Notice("gpu-clock", message, values={"case": "unexplained", **values}))
             continue
         moves[device] = correction
         moved_ns = correction.at(of_device["start_ns"].to_numpy())
         shift_ns = int(moved_ns[np.abs(moved_ns).argmax()])
-        case = "drifts" if correction.drift else "moved" if shift_ns else "few"
-        case = case if correction.is_certain else "drift_unknown"
+        shift = f"{shift_ns / 1000:+,.0f} µs"
+        cases = [  # the first that holds decides
+            (
+                not correction.is_certain,
+                "drift_unknown",
+                "savings and the step without the profiler are withheld (the GPU's clock drifts): "
+                f"{contradiction}; how fast it drifts is not known, its times were moved by the least that makes "
+                f"every launch and wait possible, up to {shift}",
+            ),
+            (
+                bool(correction.drift),
+                "drifts",
+                f"the GPU's times were moved by up to {shift} (its clock drifts): {contradiction}; "
+                f"{abs(correction.drift):.2%} of the time that passed make every launch and wait possible",
+            ),
+            (
+                bool(shift_ns),
+                "moved",
+                f"the GPU's times were moved by {shift} (its clock is off): {contradiction}; it is the least that "
+                "makes every launch and wait possible",
+            ),
+            (
+                True,
+                "few",
+                f"{contradiction}: too few to be the GPU's clock, so that their times were left as they are",
+            ),
+        ]
+        case, message = next((case, message) for holds, case, message in cases if holds)
         values |= {"case": case, "shift_ns": shift_ns, "drift": correction.drift}
-        notices.append(Notice("gpu-clock", values=values))
+        notices.append(Notice("gpu-clock", message, values=values))
     if not notices:
         return rank
     source = msgspec.structs.replace(rank.source, notices=(*rank.source.notices, *notices))
     return replace(rank, events=_moved(events, moves), source=source)
+
+
+def _contradiction(impossible: int, late: int, *, total: int) -> str:
+    """Return in which ways the GPU's times contradict those of the host."""
+    parts = []
+    if impossible:
+        parts.append(f"{impossible:,} of {total:,} GPU events start before their launch")
+    if late:
+        parts.append(f"the host waited {late:,} times for GPU work that seems to end later")
+    return " and ".join(parts)
 
 
 def is_clock_unexplained(source: Source) -> bool:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit._util.arrays import Bools, Ints, SortedGroups
+from tracekit._util.text import counted, listed, ranks_named
 from tracekit.align.clock_bounds import NO_BOUND_NS
 from tracekit.align.clocks import Clocks, align
 from tracekit.align.pairing import NO_END_NS, OperationSequence, pair_with_references
@@ -258,8 +259,15 @@ def _uneven_notices(
         return []
     ranks = np.unique(sides.rank[sequences.order[sequences.first[uneven[lacking]]]]).tolist()
     case = "fewer" if missing.any() else "other"
+    recorded = "other operations than"
+    if missing.any():
+        recorded = f"{counted(int(missing.sum()), 'operation')} fewer than"
+    message = (
+        f"{ranks_named(ranks)} recorded {recorded} the peers: where they are missing was found by sizes and times, "
+        "and operations whose partner is not certain stay unmatched"
+    )
     values: NoticeValues = {"case": case, "missing": int(missing.sum())}
-    return [Notice("uneven-operations", ranks=tuple(ranks), values=values)]
+    return [Notice("uneven-operations", message, ranks=tuple(ranks), values=values)]
 
 
 def _drop_disagreeing(
@@ -283,7 +291,16 @@ def _drop_disagreeing(
         return placed, []
     kinds = tuple(sorted(set(what.gather(bad["row"]))))
     kept = placed[~np.isin(sides.key[placed], bad["key"].to_numpy())]
-    return kept, [Notice("unmatched-operations", values={"operations": kinds})]
+    return kept, [
+        Notice(
+            "unmatched-operations",
+            (
+                f"{listed(kinds)}: the trace names no group and the ranks' ends do "
+                "not agree, so waiting inside them is not known"
+            ),
+            values={"operations": kinds},
+        )
+    ]
 
 
 def _members(operations: pl.DataFrame, sides: Sides, position: Ints, kept: Ints) -> pl.DataFrame:

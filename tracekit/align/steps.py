@@ -26,7 +26,7 @@ import polars as pl
 
 from tracekit._util.arrays import Bools, Int32s, Ints
 from tracekit._util.columns import to_int64
-from tracekit._util.text import listing
+from tracekit._util.text import listing, ms, short_ms
 from tracekit.errors import Notice, NoticeValues, OptionError
 from tracekit.schema import GPU_KINDS, conform
 
@@ -196,7 +196,11 @@ def number_steps(labelled: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
         return labelled, []
     steps = pl.Series([None] * len(labelled), dtype=pl.Int64).scatter(order, number)
     return labelled.with_columns(step=steps), [
-        Notice("steps-by-optimizer", values={"steps": last + 1})
+        Notice(
+            "steps-by-optimizer",
+            (f"{last + 1} steps are told apart by their optimizer: there are no step marks"),
+            values={"steps": last + 1},
+        )
     ]
 
 
@@ -373,8 +377,11 @@ def _before(values: Ints, rows: StepRows) -> Ints:
 
 def _amount(events: pl.DataFrame) -> NoticeValues:
     """Return how many events a notice is about, and how long they take together."""
-    busy_ns = int((events["end_ns"] - events["start_ns"]).sum())
-    return {"events": len(events), "busy_ns": busy_ns}
+    return {"events": len(events), "busy_ns": _busy_ns(events)}
+
+
+def _busy_ns(events: pl.DataFrame) -> int:
+    return int((events["end_ns"] - events["start_ns"]).sum())
 
 
 def assign_parts(
@@ -409,13 +416,29 @@ def assign_parts(
     is_earlier = is_unlaunched & (pl.col("start_ns") < first_start)
     earlier = outside.filter(is_earlier)
     if len(earlier):
-        notices.append(Notice("before-first-step", values=_amount(earlier)))
-    for case, events in (
-        ("launched", outside.filter(~is_unlaunched)),
-        ("no_launch", outside.filter(is_unlaunched & ~is_earlier)),
-    ):
-        if len(events):
-            notices.append(Notice("outside-steps", values={"case": case, **_amount(events)}))
+        message = (
+            f"{len(earlier)} GPU events ({short_ms(_busy_ns(earlier))}), whose launch is not in the file, ran before "
+            "the first step: they belong to none"
+        )
+        notices.append(
+            Notice("before-first-step", message, values=_amount(earlier), severity="note")
+        )
+    launched = outside.filter(~is_unlaunched)
+    if len(launched):
+        busy = ms(_busy_ns(launched), 3)
+        message = (
+            f"{len(launched)} GPU events ({busy}) were launched outside every step: not counted"
+        )
+        values = {"case": "launched", **_amount(launched)}
+        notices.append(Notice("outside-steps", message, values=values))
+    between = outside.filter(is_unlaunched & ~is_earlier)
+    if len(between):
+        message = (
+            f"{len(between)} GPU events ({short_ms(_busy_ns(between))}) ran between steps: not counted; their launch "
+            "is not in the file"
+        )
+        values = {"case": "no_launch", **_amount(between)}
+        notices.append(Notice("outside-steps", message, values=values))
     chosen = select_steps(present, steps)
     number = to_int64(placed["step"], min(chosen) - 1)
     part = np.minimum(np.searchsorted(chosen, number), len(chosen) - 1)

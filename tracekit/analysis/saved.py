@@ -11,6 +11,7 @@ import msgspec
 import polars as pl
 from msgspec import UNSET, UnsetType
 
+from tracekit._util.text import counted, join_with_and
 from tracekit._version import __version__
 from tracekit.align.clocks import CLOCKS, Clocks
 from tracekit.analysis.combine.stragglers import Stragglers
@@ -29,7 +30,7 @@ from tracekit.documents.analysis import (
 )
 from tracekit.documents.coding import known, read_document, rows, table_schema, to_plain
 from tracekit.documents.findings import Finding
-from tracekit.errors import InputError, Notice
+from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.memory.combine import RunMemory
 from tracekit.metrics.bandwidth import COPIES
 from tracekit.metrics.host.time_by_activity import HOST_TIME
@@ -289,6 +290,15 @@ def analysis_of(document: AnalysisDocument) -> Analysis:
     )
 
 
+PARTS_OF_EVENTS = {
+    "timeline": "the timeline",
+    "schedule": "the pipeline and its ideal",
+    "rates": "rates",
+    "by": "rows by layer or module",
+}
+"""What reports show of the events, in words."""
+
+
 def _saved_notice(document: AnalysisDocument) -> Notice:
     """Return what a saved analysis does not show, because only the events could."""
     shown_from_events = {
@@ -298,7 +308,14 @@ def _saved_notice(document: AnalysisDocument) -> Notice:
         "by": not isinstance(document.by, UnsetType),
     }
     parts = tuple(name for name, is_left_out in shown_from_events.items() if is_left_out)
-    return Notice("saved-analysis", values={"kernels": len(document.kernels), "parts": parts})
+    left_out = join_with_and(PARTS_OF_EVENTS[part] for part in parts)
+    message = (
+        f"read from a saved analysis, which holds its figures, findings and "
+        f"{counted(len(document.kernels), 'kernel')}, and no events: {left_out} are not shown; name the traces or a "
+        "store to see them"
+    )
+    values: NoticeValues = {"kernels": len(document.kernels), "parts": parts}
+    return Notice("saved-analysis", message, values=values)
 
 
 def _table(rows: Sequence[Mapping[str, Any]], schema: pl.Schema) -> pl.DataFrame:

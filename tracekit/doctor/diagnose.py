@@ -39,7 +39,7 @@ from tracekit.metrics.step_time import summarize_steps, timed_steps
 from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.parsers.steps import find_inference_steps
-from tracekit.report.notices import notice_sentence, with_messages
+from tracekit.report.notices import notice_sentence
 from tracekit.run.driver import check_run, find_sources
 from tracekit.schema import GPU_KINDS, ProcessGroup, RankEvents
 from tracekit.store.source_workers import map_sources
@@ -150,7 +150,7 @@ class Diagnosis(HasDocument, msgspec.Struct, frozen=True):
             "extras": find_extras(self.facts),
             "findings": self.findings,
             "step_findings": None,
-            "warnings": with_messages(self.notices),
+            "warnings": self.notices,
         }
         return msgspec.convert(fields, DoctorDocument, from_attributes=True)
 
@@ -250,7 +250,13 @@ def examine(part: RankEvents) -> RankFacts:
     missing = count_missing_launches(launches, gpu)
     if missing:
         values: NoticeValues = {"case": "recorded", "count": missing, "total": gpu.height}
-        lost += (Notice("no-launches", values=values),)
+        lost += (
+            Notice(
+                "no-launches",
+                (f"the launch of {missing:,} of {gpu.height:,} GPU events is not in the file"),
+                values=values,
+            ),
+        )
     return RankFacts(
         rank=part.source.rank,
         rank_from=part.source.rank_from,

@@ -13,6 +13,8 @@ from functools import cached_property
 
 import polars as pl
 
+from tracekit._util.notices import of_ranks
+from tracekit._util.text import joined, ms, ranks_named
 from tracekit.align.clocks import Clocks
 from tracekit.documents.analysis import PathTotals, Slack
 from tracekit.documents.coding import rows, table_schema
@@ -315,6 +317,12 @@ def _with_doubts(path: CriticalPath) -> CriticalPath:
         return path
     uncertain = Notice(
         "path-uncertain",
+        (
+            f"clocks do not tell which of {ranks_named(tuple(path.candidates))} "
+            "has the most work on the critical path: for "
+            f"{ms(int(path.uncertain_ns), 3)} of it another rank may have arrived "
+            "last"
+        ),
         ranks=tuple(path.candidates),
         values={"uncertain_ns": int(path.uncertain_ns)},
     )
@@ -341,15 +349,34 @@ def _notices(
     notices = []
     if without_launches:
         notices.append(
-            Notice("path-ends", ranks=tuple(without_launches), values={"case": "no_launches"})
+            Notice(
+                "path-ends",
+                (
+                    f"{of_ranks(without_launches)}the file has no launches, so the critical path cannot "
+                    "cross from the GPU to the host and follows the streams alone; record CPU activities as "
+                    "well"
+                ),
+                ranks=tuple(without_launches),
+                values={"case": "no_launches"},
+            )
         )
     if longest_stop is not None:
         step, rank, ns = longest_stop
         values: NoticeValues = {"case": "stopped", "step": step, "remaining_ns": int(ns)}
-        notices.append(Notice("path-ends", ranks=(int(rank),), values=values))
-    if unknown_labels:
-        case = "no_counterpart" if all_recorded else "peers_missing"
-        notices.append(
-            Notice("path-alone", labels=tuple(sorted(unknown_labels)), values={"case": case})
+        of_step = "" if step is None else f" of step {step}"
+        message = (
+            f"the critical path{of_step} was followed back only to {ms(int(ns), 3)} after the step's start, on "
+            f"rank {rank}: the trace does not say what the work there waited for; record launches and "
+            "synchronisation"
         )
+        notices.append(Notice("path-ends", message, ranks=(int(rank),), values=values))
+    if unknown_labels:
+        case = "peers_missing"
+        why = "no peer's trace says whether it was waiting there; give all ranks"
+        if all_recorded:
+            case = "no_counterpart"
+            why = "some of it has no counterpart in the traces of the peers; record all ranks over the same time"
+        labels = tuple(sorted(unknown_labels))
+        message = f"the critical path stays on its rank in {joined(labels)}: {why}"
+        notices.append(Notice("path-alone", message, labels=labels, values={"case": case}))
     return notices

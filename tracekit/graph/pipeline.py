@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from tracekit._util.text import join_with_and
 from tracekit.errors import Notice, ScheduleError
 from tracekit.graph.predictor import Predictor, fit_predictor
 from tracekit.graph.schedule_rows import too_large_to_search, what_if_rows, with_microbatches
@@ -46,9 +47,25 @@ def with_predictions(
     schedule = head.match.schedule
     notices = []
     if too_large_to_search(schedule.pp, schedule.microbatches):
-        notices.append(Notice("what-if-limited", values={"schedules": tuple(searched_names())}))
+        notices.append(
+            Notice(
+                "what-if-limited",
+                (
+                    f"{join_with_and(tuple(searched_names()))} are not among the "
+                    "schedules tried: searching their order takes too long for a "
+                    "run of this size"
+                ),
+                values={"schedules": tuple(searched_names())},
+            )
+        )
     if reason is not None:
-        notices.append(Notice("what-if-ideal-only", values={"reason": reason}))
+        notices.append(
+            Notice(
+                "what-if-ideal-only",
+                (f"no schedule's span could be predicted, only its ideal: {reason}"),
+                values={"reason": reason},
+            )
+        )
     table = what_if_rows(
         head.replays, head.pipeline.detail, schedule, predictor, ideal_ns=head.ideal_ns
     )

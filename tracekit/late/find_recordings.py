@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from itertools import chain
 from pathlib import Path
 
@@ -59,7 +60,17 @@ def recordings_beside(discovery: Discovery) -> tuple[Notice, ...]:
             folders.append(ref.path)
     if not folders:
         return ()
-    return (Notice("recordings-beside", values={"path": os.path.commonpath(folders)}),)
+    return (
+        Notice(
+            "recordings-beside",
+            (
+                "dumps or logs of the whole run lie beside the traces: `tracekit late "
+                f"{shlex.quote(os.path.commonpath(folders))}` shows who joins late, and "
+                "hangs"
+            ),
+            values={"path": os.path.commonpath(folders)},
+        ),
+    )
 
 
 def has_recordings_alone(paths: PathList) -> bool:

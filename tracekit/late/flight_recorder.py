@@ -19,6 +19,7 @@ import msgspec
 import polars as pl
 
 from tracekit._util.inflation import GZIP, inflate_whole
+from tracekit._util.text import verb
 from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.parsers.collective_names import (
     group_identity,
@@ -96,7 +97,11 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
     entries, damaged = _read_entries(raw_entries)
     if damaged:
         notices.append(
-            Notice("damaged-entries", values={"case": "entries", "file": shown, "count": damaged})
+            Notice(
+                "damaged-entries",
+                (f"{shown}: {damaged:,} {verb(damaged, 'entry', 'entries')} cannot be read"),
+                values={"case": "entries", "file": shown, "count": damaged},
+            )
         )
     groups = _read_groups(dump.get("pg_config"))
     columns, content_rank = _columns(entries, groups)
@@ -148,7 +153,13 @@ def _check_version(version: object, shown: str) -> tuple[str | None, list[Notice
     """
     major, _, minor = str(version).partition(".")
     if version is None or not major.isdecimal() or not minor.isdecimal():
-        return None, [Notice("recorder-version", values={"case": "unknown", "file": shown})]
+        return None, [
+            Notice(
+                "recorder-version",
+                (f"{shown}: does not say the version of its format"),
+                values={"case": "unknown", "file": shown},
+            )
+        ]
     if int(major) != MAJOR_VERSION:
         problem = f"{shown}: is a flight-recorder dump of version {version}; versions 2.0 and later are read"
         raise InputError(problem, hint="dump it with PyTorch 2.5 or later")
@@ -160,7 +171,17 @@ def _check_version(version: object, shown: str) -> tuple[str | None, list[Notice
             "version": str(version),
             "known": f"{MAJOR_VERSION}.{NEWEST_MINOR_VERSION}",
         }
-        notices.append(Notice("recorder-version", values=values))
+        notices.append(
+            Notice(
+                "recorder-version",
+                (
+                    f"{shown}: version {version!s} of the flight recorder is "
+                    f"newer than {f'{MAJOR_VERSION}.{NEWEST_MINOR_VERSION}'}; "
+                    "fields it adds are not read"
+                ),
+                values=values,
+            )
+        )
     return str(version), notices
 
 

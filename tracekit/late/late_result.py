@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-import msgspec
-
 from tracekit.documents.late import Hang, LateRanks, PipelineOrder
 from tracekit.errors import Notice
 from tracekit.late.result import WholeRun
 from tracekit.late.terminal import render, render_text
 from tracekit.late.view import headline
 from tracekit.report.notebook import NOTEBOOK_WIDTH, screen_html
-from tracekit.report.notices import with_messages
 
 
 class LateResult(WholeRun):
@@ -27,8 +24,6 @@ class LateResult(WholeRun):
     def of(cls, run: WholeRun) -> LateResult:
         """Return the result of a whole run as people get it."""
         fields = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
-        warnings = with_messages(run.document.warnings)
-        fields["document"] = msgspec.structs.replace(run.document, warnings=warnings)
         return cls(**fields)
 
     @property

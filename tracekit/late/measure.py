@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 from msgspec import structs
 
+from tracekit._util.notices import of_ranks
 from tracekit._version import __version__
 from tracekit.align.recorded_clocks import align_recorded_clocks
 from tracekit.align.recorded_ops import match_operations
@@ -32,6 +33,7 @@ from tracekit.late.result import WholeRun
 from tracekit.late.transfers import find_slow_links, measure_transfers, summarise_transfers
 from tracekit.parsers.rank_numbers import missing_ranks
 from tracekit.schema import COLLECTIVES, RECORDERS, ProcessGroup, RankCollectives, Recording
+from tracekit.store.sources import missing_ranks_text
 
 MAX_CLOCK_DIFFERENCE_NS = 600_000_000_000
 """Largest difference (10 min) between clocks of one run; beyond it a clock is wrong, or dumps are
@@ -69,7 +71,15 @@ def measure_whole_run(parts: Sequence[RankCollectives], notices: Sequence[Notice
         (max(group.ranks) + 1 for group in groups.values() if group.ranks), default=None
     )
     run_notices = [
-        Notice("recorder-left-out", values={"recorder": recorder}) for recorder in left_out
+        Notice(
+            "recorder-left-out",
+            (
+                f"what the {recorder} recorded cannot be told from what another recorder did, "
+                "and is not compared"
+            ),
+            values={"recorder": recorder},
+        )
+        for recorder in left_out
     ]
     late = _with_profiled_steps(find_late_ranks(arrivals, lateness, clocks, hosts), members)
     lost_ns = lost_time(late, lateness)
@@ -286,11 +296,21 @@ def _run_notices(
                 "missing": tuple(first),
                 "role": None,
             }
-            notices.append(Notice("missing-ranks", values=values))
+            message = missing_ranks_text(count, world_size, first)
+            notices.append(Notice("missing-ranks", message, values=values))
     shared = members.filter(pl.len().over("op_id") > 1)
     alone = sorted(set(members["rank"].to_list()) - set(shared["rank"].to_list()))
     if alone and len(ranks) > 1:
-        notices.append(Notice("records-apart", ranks=tuple(alone)))
+        notices.append(
+            Notice(
+                "records-apart",
+                (
+                    f"{of_ranks(tuple(alone))}shares no operation with other ranks: its record is of "
+                    "another time, or of another run"
+                ),
+                ranks=tuple(alone),
+            )
+        )
     return notices + _clock_notices(clocks, arrivals)
 
 
@@ -312,10 +332,27 @@ def _clock_notices(clocks: Mapping[int, RecordedClock], arrivals: Arrivals) -> l
     notices = []
     if apart_ns:
         hours = round(max(apart_ns.values()) / 3.6e12, 1)
-        notice = Notice("recorded-clocks-apart", ranks=tuple(apart_ns), values={"hours": hours})
+        notice = Notice(
+            "recorded-clocks-apart",
+            (
+                f"{of_ranks(tuple(apart_ns))}the clock is {hours} h off: it is wrong, or the record is of "
+                "another run"
+            ),
+            ranks=tuple(apart_ns),
+            values={"hours": hours},
+        )
         notices.append(notice)
     if unknown and arrivals.basis != "durations":
-        notices.append(Notice("recorded-clocks-unknown", ranks=tuple(unknown)))
+        notices.append(
+            Notice(
+                "recorded-clocks-unknown",
+                (
+                    f"{of_ranks(tuple(unknown))}the clock ran differently from others, or jumped: times of "
+                    "calls are not compared with it"
+                ),
+                ranks=tuple(unknown),
+            )
+        )
     return notices
 
 

@@ -20,6 +20,7 @@ import msgspec
 import polars as pl
 
 from tracekit._util.inflation import GZIP, inflated_limit, inflation_error
+from tracekit._util.text import counted, joined, verb
 from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.parsers.collective_names import operation_name, valid_int64
 from tracekit.schema import COLLECTIVES, RankCollectives, Recording, conform
@@ -155,11 +156,21 @@ def _notices(shown: str, problems: Counter[str], version: str | None) -> tuple[N
             "version": version,
             "known": KNOWN_VERSIONS,
         }
-        notices.append(Notice("recorder-version", values=values))
-    for problem, count in problems.items():
         notices.append(
-            Notice("damaged-entries", values={"case": problem, "file": shown, "count": count})
+            Notice(
+                "recorder-version",
+                (
+                    f"{shown}: version {version} of the Inspector's log is not one "
+                    f"of {joined(KNOWN_VERSIONS)}"
+                ),
+                values=values,
+            )
         )
+    for problem, count in problems.items():
+        damage = "cut off" if problem == "cut_lines" else "damaged"
+        values = {"case": problem, "file": shown, "count": count}
+        message = f"{shown}: {counted(count, 'line')} {verb(count, 'is', 'are')} {damage}"
+        notices.append(Notice("damaged-entries", message, values=values))
     return tuple(notices)
 
 

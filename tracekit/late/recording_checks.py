@@ -11,6 +11,8 @@ from dataclasses import replace
 
 import polars as pl
 
+from tracekit._util.notices import of_ranks
+from tracekit._util.text import counted, joined
 from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.parsers.source_refs import file_listing
 from tracekit.schema import RankCollectives
@@ -49,7 +51,17 @@ def _without_repetitions(
         repeated = len(table) - len(unique_table)
         if repeated:
             values: NoticeValues = {"file": part.source.path, "entries": repeated}
-            notices.append(Notice("recorder-repeated", ranks=_ranks_of([part]), values=values))
+            notices.append(
+                Notice(
+                    "recorder-repeated",
+                    (
+                        f"{of_ranks(_ranks_of([part]))}{part.source.path}: {counted(repeated, 'entry')} stood "
+                        "there twice and count once"
+                    ),
+                    ranks=_ranks_of([part]),
+                    values=values,
+                )
+            )
         unique_parts.append(replace(part, collectives=unique_table))
     return unique_parts, notices
 
@@ -74,7 +86,17 @@ def without_copies(parts: Sequence[RankCollectives]) -> tuple[list[RankCollectiv
             originals += alike
             continue
         files = tuple(part.source.path for part in alike)
-        notices.append(Notice("recorder-copied", ranks=_ranks_of(alike), values={"files": files}))
+        notices.append(
+            Notice(
+                "recorder-copied",
+                (
+                    f"{of_ranks(_ranks_of(alike))}{joined(files)} have the same times to the nanosecond: they "
+                    "are copies of one rank's file, and all are left out"
+                ),
+                ranks=_ranks_of(alike),
+                values={"files": files},
+            )
+        )
     if parts and not originals:
         problem = f"these recordings are copies of each other{file_listing([part.source.path for part in parts])}"
         raise InputError(problem, hint="name the files of all ranks of one run")
@@ -120,7 +142,19 @@ def _without_disagreements(
         ]
         kept = collectives.filter(pl.col("is_message") | ~pl.col("id").is_in(is_bad.implode()))
         agreeing.append(replace(part, collectives=kept.drop("kind")))
-    return agreeing, [Notice("recorder-disagrees", ranks=tuple(ranks), values=values)]
+    return agreeing, [
+        Notice(
+            "recorder-disagrees",
+            (
+                f"{of_ranks(tuple(ranks))}{len(disagreeing):,} of {of_rank.select(key).n_unique():,} "
+                "collectives completed although their members called different "
+                "operations or sizes: their numbers are off, or the files are "
+                "of different runs. They are left out"
+            ),
+            ranks=tuple(ranks),
+            values=values,
+        )
+    ]
 
 
 def _ranks_of(parts: Sequence[RankCollectives]) -> tuple[int, ...]:

@@ -94,8 +94,15 @@ def read_recording(ref: SourceRef) -> RankCollectives:
 def _failure_notice(ref: SourceRef, error: TracekitError) -> Notice:
     values: NoticeValues = {"case": "recording", "path": ref.path, "error": error.message}
     if ref.rank is None:
-        return Notice("recording-failed", values=values)
-    return Notice("recording-failed", ranks=(ref.rank,), values=values | {"case": "rank"})
+        return Notice(
+            "recording-failed", (f"a recording is left out: {error.message}"), values=values
+        )
+    return Notice(
+        "recording-failed",
+        f"rank {ref.rank} is left out: {error.message}",
+        ranks=(ref.rank,),
+        values=values | {"case": "rank"},
+    )
 
 
 # Flight-recorder dumps
@@ -305,7 +312,17 @@ def _process_ranks(sources: Sequence[Recording]) -> tuple[list[int], list[Notice
         "first_host": first.host,
         "first_pid": first.pid,
     }
-    return ranks, [Notice("ranks-by-order", values=values)]
+    return ranks, [
+        Notice(
+            "ranks-by-order",
+            (
+                f"no communicator has all {len(sources)} processes (the largest "
+                f"has {max(largest_groups)}), so ranks are numbered by host and "
+                f"process: rank 0 is {first.host} process {first.pid}"
+            ),
+            values=values,
+        )
+    ]
 
 
 def _rank_in_largest_group(source: Recording) -> int:

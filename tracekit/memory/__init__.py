@@ -42,7 +42,6 @@ def memory(
     from tracekit.memory.snapshot_file import read_memory_snapshots
     from tracekit.parsers import remote
     from tracekit.parsers.rank_numbers import chosen_ranks, unknown_rank_error
-    from tracekit.report.notices import with_messages
 
     numbers = chosen_ranks(ranks)
     capacity = capacity_bytes(gpu_memory_gb)
@@ -66,10 +65,16 @@ def memory(
             notices += notices_of_file
         except InputError as error:
             errors.append(error)
-            notices.append(Notice("memory-snapshot-failed", values={"error": error.message}))
+            notices.append(
+                Notice(
+                    "memory-snapshot-failed",
+                    (f"a memory snapshot is left out: {error.message}"),
+                    values={"error": error.message},
+                )
+            )
     if not snapshots:
         raise errors[0]
-    result = MemoryResult(tuple(snapshots), with_messages(notices))
+    result = MemoryResult(tuple(snapshots), tuple(notices))
     findings = snapshot_findings(result.to_document().snapshots)
     documents = tuple(finding.to_document() for finding in findings)
     return dataclasses.replace(result, findings=documents)

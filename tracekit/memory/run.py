@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
+from tracekit._util.notices import with_ranks
 from tracekit.errors import InputError, Notice, OptionError
 from tracekit.memory import memory
 from tracekit.memory.measures import history_notices
@@ -37,7 +36,7 @@ def measure_gpus(
             continue
         measured.append(of_gpu)
         for notice in (*snapshot.notices, *history_notices(of_gpu.contents)):
-            notices.append(replace(notice, ranks=ranks))
+            notices.append(with_ranks(notice, ranks))
     if not measured:
         raise InputError(
             f"{snapshots[0].path}: holds no allocation",

@@ -16,6 +16,7 @@ from typing import Any
 import polars as pl
 
 from tracekit._util.inflation import GZIP, inflate_whole
+from tracekit._util.text import counted
 from tracekit._util.values import seeded_key
 from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.memory.snapshot_checks import check_segments, history_contradiction
@@ -113,6 +114,16 @@ def _checked(snapshot: MemorySnapshot) -> MemorySnapshot:
     return _without_contradicting_history(snapshot)
 
 
+CONTRADICTIONS = {
+    "times": "the times of its events do not ascend",
+    "twice": "memory is allocated or freed twice in a row at one address",
+    "sizes": "memory is freed with another size than it was allocated with",
+    "end": "what its events leave behind is not what its segments hold",
+    "reserved": "its events hold more than is reserved",
+}
+"""How the events of a snapshot contradict each other or its segments (``snapshot_checks``), in words."""
+
+
 def _without_contradicting_history(snapshot: MemorySnapshot) -> MemorySnapshot:
     """Return the snapshot without its events, and with a notice, if they contradict each other or the segments."""
     problem = history_contradiction(snapshot.events, snapshot.segments, snapshot.blocks)
@@ -123,7 +134,16 @@ def _without_contradicting_history(snapshot: MemorySnapshot) -> MemorySnapshot:
         "problem": problem,
         "events": len(snapshot.events),
     }
-    notice = Notice("memory-contradiction", values=values)
+    notice = Notice(
+        "memory-contradiction",
+        (
+            f"{snapshot.path} contradicts itself: "
+            f"{CONTRADICTIONS[problem]}. Its "
+            f"{counted(len(snapshot.events), 'event')} are not used, and its "
+            "segments may be incomplete: write the snapshot again"
+        ),
+        values=values,
+    )
     return replace(snapshot, events=snapshot.events.clear(), notices=(*snapshot.notices, notice))
 
 
@@ -380,13 +400,38 @@ def _notices(
     others = [number for number, events in enumerate(histories) if events and number != device]
     if others:
         notices.append(
-            Notice("memory-several-devices", values={"gpus": len(others) + 1, "device": device})
+            Notice(
+                "memory-several-devices",
+                (
+                    f"the snapshot has events of {counted(len(others) + 1, 'GPU')}: those of "
+                    f"GPU {device} are used"
+                ),
+                values={"gpus": len(others) + 1, "device": device},
+            )
         )
     if not history:
-        notices.append(Notice("memory-no-history"))
+        notices.append(
+            Notice(
+                "memory-no-history",
+                (
+                    "the snapshot has no history of allocations: it shows only "
+                    "what was allocated when it was written"
+                ),
+            )
+        )
     elif not stacks.stacks:
-        notices.append(Notice("memory-no-stacks"))
+        notices.append(
+            Notice(
+                "memory-no-stacks", ("the snapshot has no stacks: nothing is known by source line")
+            )
+        )
     unknown = sum(event.get("action") not in ALLOCATOR_ACTIONS for event in history)
     if unknown:
-        notices.append(Notice("memory-unknown-events", values={"events": unknown}))
+        notices.append(
+            Notice(
+                "memory-unknown-events",
+                (f"{counted(unknown, 'event')} of unknown kinds were left out"),
+                values={"events": unknown},
+            )
+        )
     return tuple(notices)

@@ -13,6 +13,7 @@ import polars as pl
 
 from tracekit._util.arrays import Bools
 from tracekit._util.columns import present
+from tracekit._util.text import counted, first_of, ms, percent, verb
 from tracekit.classify.names import HOST_CALLS
 from tracekit.errors import Notice, NoticeValues
 from tracekit.intervals import EMPTY, Intervals, union
@@ -145,11 +146,19 @@ def add_lost_operators(
         "step_count": len(steps),
         "steps": tuple(steps[:MAX_STEPS_NAMED].to_list()),
     }
+    what_follows = "idle time and the bubble are null; record fewer steps, or record again"
+    if idle_known:
+        what_follows = "idle time in which it may have run counts as not recorded, compute is at least what is shown"
+    named = first_of(steps[:MAX_STEPS_NAMED].to_list(), count=len(steps))
+    message = (
+        f"{counted(len(lost), 'operator')} of {verb(len(steps), 'step', 'steps')} {named} launched nothing, though in "
+        f"steps of like work they do: their GPU work is missing with its launches: {what_follows}"
+    )
     return Completeness(
         idle_known=completeness.idle_known and idle_known,
         unrecorded=completeness.unrecorded | possible,
         cut_steps=completeness.cut_steps,
-        notices=(*completeness.notices, Notice("gpu-events-lost", values=values)),
+        notices=(*completeness.notices, Notice("gpu-events-lost", message, values=values)),
     )
 
 
@@ -215,7 +224,17 @@ def _check_launches(calls: NamedRows, labelled: pl.DataFrame) -> Completeness:
     captured = _is_captured(calls.select(calls.named(HOST_CALLS["capture"])).rows, lost)
     notices: tuple[Notice, ...] = ()
     if captured.any():
-        notices = (Notice("graph-captured", values={"launches": int(captured.sum())}),)
+        notices = (
+            Notice(
+                "graph-captured",
+                (
+                    f"{int(captured.sum())} launches recorded a graph (between the "
+                    "begin and the end of its capture): they ran nothing, and no "
+                    "kernel is missing for them"
+                ),
+                values={"launches": int(captured.sum())},
+            ),
+        )
     lost = lost.filter(pl.Series(~captured))
     # 2. Graphs without any event, and graphs of which some nodes are missing.
     is_graph = pl.col("name").cast(pl.String).str.contains(HOST_CALLS["launch_graph"])
@@ -386,19 +405,56 @@ def _find_graph_holes(gpu: pl.DataFrame, graphs: pl.DataFrame) -> Intervals:
 def _cut_notice(early: int, late: int) -> tuple[Notice, ...]:
     notices = []
     if late:
-        notices.append(Notice("recording-cut", values={"case": "end", "launches": late}))
+        notices.append(
+            Notice(
+                "recording-cut",
+                (
+                    f"the last {late} launches have no GPU event: the recording "
+                    "ends before they ran; figures are of the part that was "
+                    "recorded"
+                ),
+                values={"case": "end", "launches": late},
+            )
+        )
     if early:
-        notices.append(Notice("recording-cut", values={"case": "begin", "launches": early}))
+        notices.append(
+            Notice(
+                "recording-cut",
+                (
+                    f"the first {early} launches have no GPU event: the recording "
+                    "begins after they ran; figures are of the part that was "
+                    "recorded"
+                ),
+                values={"case": "begin", "launches": early},
+            )
+        )
     return tuple(notices)
 
 
 def _lost_notice(lost: int, launched: int, *, idle_known: bool) -> Notice:
-    case = "some_launches" if idle_known else "many_launches"
-    return Notice("gpu-events-lost", values={"case": case, "count": lost, "launches": launched})
+    case = "many_launches"
+    what_follows = "idle time and the bubble are null; record fewer steps, or record again"
+    if idle_known:
+        case = "some_launches"
+        what_follows = (
+            "idle time in which they may have run counts as not recorded, compute is at least what is shown, and "
+            "causes of idle time and of the gap are not certain"
+        )
+    message = f"{lost} of {launched} launches have no GPU event in the file (dropped by the profiler): {what_follows}"
+    values: NoticeValues = {"case": case, "count": lost, "launches": launched}
+    return Notice("gpu-events-lost", message, values=values)
 
 
 def _unseen_graphs_notice(unseen: int, launched: int) -> Notice:
-    return Notice("graphs-unseen", values={"count": unseen, "launches": launched})
+    return Notice(
+        "graphs-unseen",
+        (
+            f"{unseen} of {launched} launches of graphs left no GPU events in the "
+            "file: what they ran is not known, so idle time and the bubble are null; "
+            "record with graph node tracing"
+        ),
+        values={"count": unseen, "launches": launched},
+    )
 
 
 def _hole_notice(holes: Intervals, gpu: pl.DataFrame) -> tuple[Notice, ...]:
@@ -407,5 +463,13 @@ def _hole_notice(holes: Intervals, gpu: pl.DataFrame) -> tuple[Notice, ...]:
     span = int(gpu["end_ns"].to_numpy().max() - gpu["start_ns"].to_numpy().min())
     hole_ns = int(holes.total_ns)
     return (
-        Notice("graph-nodes-missing", values={"hole_ns": hole_ns, "share": hole_ns / max(1, span)}),
+        Notice(
+            "graph-nodes-missing",
+            (
+                f"captured graphs ran for {ms(hole_ns, 3)} ({percent(hole_ns / max(1, span))} "
+                "of the recording) without a kernel in the file: this time counts as not "
+                "recorded, not as idle; record with graph node tracing"
+            ),
+            values={"hole_ns": hole_ns, "share": hole_ns / max(1, span)},
+        ),
     )

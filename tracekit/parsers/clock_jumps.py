@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Ints
+from tracekit._util.text import short_ms
 from tracekit.errors import Notice
 from tracekit.parsers.steps import find_profiler_steps
 from tracekit.schema import GPU_KINDS
@@ -60,7 +61,12 @@ def undo_clock_jumps(
     moved = events.with_columns(pl.col("start_ns", "end_ns") - of_event)
     of_memory = pl.Series(jumped_ns(memory["at_ns"]), dtype=pl.Int64)
     longest_ns = max(jump.ns for jump in jumps)
-    notice = Notice("clock-jump", values={"count": len(jumps), "jump_ns": longest_ns})
+    times = "" if len(jumps) == 1 else f" {len(jumps)} times, once"
+    message = (
+        f"the clock of the recording jumped{times} by {short_ms(longest_ns)}, in which nothing began on the host or "
+        "on the GPU: later times were moved back"
+    )
+    notice = Notice("clock-jump", message, values={"count": len(jumps), "jump_ns": longest_ns})
     return moved, memory.with_columns(pl.col("at_ns") - of_memory), (notice,)
 
 

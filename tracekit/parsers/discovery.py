@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tracekit._util.arguments import checked_paths
-from tracekit._util.text import counted, listing
+from tracekit._util.text import counted, listed, listing, ranks_named
 from tracekit.errors import InputError, Notice, NoticeValues, OptionError
 from tracekit.parsers import remote
 from tracekit.parsers.file_type import (
@@ -111,12 +111,14 @@ def _without_merged(refs: list[SourceRef]) -> tuple[list[SourceRef], list[Notice
     if not merged or not any(ref.reader in PYTORCH_READERS for ref in single):
         return refs, []
     names = tuple(ref.name for ref in merged)
-    values: NoticeValues = {
-        "case": "found",
-        "files": names,
-        "errors": (MERGED_WHAT,) * len(names),
-    }
-    return single, [Notice("not-a-trace", values=values)]
+    reasons = (MERGED_WHAT,) * len(names)
+    values: NoticeValues = {"case": "found", "files": names, "errors": reasons}
+    return single, [Notice("not-a-trace", _skipped_text(names, reasons), values=values)]
+
+
+def _skipped_text(names: Sequence[str], reasons: Sequence[str]) -> str:
+    skipped = (f"{name} {reason}" for name, reason in zip(names, reasons, strict=True))
+    return f"skipped {listing(skipped)}"
 
 
 def _by_rank(refs: Iterable[SourceRef]) -> tuple[SourceRef, ...]:
@@ -236,7 +238,9 @@ def _from_file(path: str, *, alone: bool) -> Discovery:
         return Discovery((), recordings=(ref,)) if is_recording else Discovery((ref,))
     if not alone and not _looks_like_trace(file):
         values: NoticeValues = {"case": "named", "file": file.name, "error": ref.why}
-        return Discovery((), (Notice("not-a-trace", values=values),))
+        return Discovery(
+            (), (Notice("not-a-trace", (f"skipped {file.name}: {ref.why}"), values=values),)
+        )
     hint = ref.hint or _WHAT_IS_READ
     if ref.why.startswith("cannot be read"):
         hint = "check its permissions"
@@ -338,13 +342,21 @@ def _skipped_files(others: Mapping[Path, FileType], ranks: Collection[int]) -> l
                 "path": str(file),
                 "error": f"{file.name} {file_type.why}",
             }
-            failed_ranks.append(Notice("rank-failed", ranks=(rank,), values=values))
+            failed_ranks.append(
+                Notice(
+                    "rank-failed",
+                    (f"{ranks_named((rank,))} is left out: {file.name} {file_type.why}"),
+                    ranks=(rank,),
+                    values=values,
+                )
+            )
         elif _looks_like_trace(file) or file_type.is_unreadable:
             skipped_names.append(file.name)
             reasons.append(file_type.why)
     if skipped_names:
         values = {"case": "found", "files": tuple(skipped_names), "errors": tuple(reasons)}
-        return [*failed_ranks, Notice("not-a-trace", values=values)]
+        message = _skipped_text(skipped_names, reasons)
+        return [*failed_ranks, Notice("not-a-trace", message, values=values)]
     return failed_ranks
 
 
@@ -373,7 +385,13 @@ def _drop_duplicate_exports(refs: list[SourceRef]) -> tuple[list[SourceRef], lis
         remaining.append(best)
         if others:
             names = tuple(other.name for other in others)
-            notices.append(Notice("several-exports", values={"file": best.name, "others": names}))
+            notices.append(
+                Notice(
+                    "several-exports",
+                    (f"read {best.name}; the same report is also there as {listed(names)}"),
+                    values={"file": best.name, "others": names},
+                )
+            )
     return remaining, notices
 
 

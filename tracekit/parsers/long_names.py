@@ -8,6 +8,7 @@ import hashlib
 
 import polars as pl
 
+from tracekit._util.text import counted
 from tracekit.errors import Notice
 
 MAX_NAME_CHARS = 16_384
@@ -40,4 +41,8 @@ def shorten_names(names: pl.Series) -> tuple[pl.Series, set[str]]:
 
 def long_name_notice(count: int) -> Notice:
     """Return the notice that says how many names were shortened."""
-    return Notice("long-names", values={"count": count, "limit": MAX_NAME_CHARS})
+    return Notice(
+        "long-names",
+        (f"{counted(count, 'name')} longer than {MAX_NAME_CHARS:,} characters shortened"),
+        values={"count": count, "limit": MAX_NAME_CHARS},
+    )

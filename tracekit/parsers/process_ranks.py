@@ -350,21 +350,69 @@ def rank_notices(
     without_launch = _count_without_launch(events)
     notices = []
     if not gpu_count:
-        notices.append(Notice("no-gpu-events", values={"case": "nothing_ran"}))
+        notices.append(
+            Notice(
+                "no-gpu-events",
+                ("nothing ran on a GPU here, or CUDA was not traced"),
+                values={"case": "nothing_ran"},
+            )
+        )
     if launches:
-        notices.append(Notice("graph-mode", values={"launches": launches}))
+        notices.append(
+            Notice(
+                "graph-mode",
+                (
+                    f"{launches:,} CUDA graph launches were recorded whole, "
+                    "without their kernels; record with --cuda-graph-trace=node "
+                    "to see inside"
+                ),
+                values={"launches": launches},
+            )
+        )
     if without_launch:
-        notices.append(Notice("no-launch", values={"count": without_launch, "total": gpu_count}))
+        notices.append(
+            Notice(
+                "no-launch",
+                (
+                    f"{without_launch:,} of {gpu_count:,} GPU events have no "
+                    "launch in the file; these are labelled by name alone"
+                ),
+                values={"count": without_launch, "total": gpu_count},
+            )
+        )
     if not counts.get("cpu_op") and not counts.get("annotation"):
-        notices.append(Notice("no-ranges"))
+        notices.append(
+            Notice(
+                "no-ranges",
+                (
+                    "no NVTX ranges, so labels come from kernel names alone; "
+                    "record with --trace=cuda,nvtx under "
+                    "torch.autograd.profiler.emit_nvtx()"
+                ),
+            )
+        )
     messages = events.filter(
         pl.col("kind") == "cpu_op", pl.col("collective").cast(pl.String).is_in(["send", "recv"])
     )
     with_peer = messages.drop_nulls("peer")
     if messages.height and not with_peer.height:
-        notices.append(Notice("no-peers"))
+        notices.append(
+            Notice(
+                "no-peers",
+                (
+                    "sends and receives do not name their peer: the export has no "
+                    "NCCL payloads (export again with --include-json=true, or "
+                    "--include-blobs=true)"
+                ),
+            )
+        )
     elif not with_peer["group"].cast(pl.String).is_in(list(world)).fill_null(False).all():
-        notices.append(Notice("peers-in-communicator"))
+        notices.append(
+            Notice(
+                "peers-in-communicator",
+                ("peers are numbered within their communicator, which may not be the whole job"),
+            )
+        )
     return notices
 
 

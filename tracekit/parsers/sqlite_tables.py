@@ -139,7 +139,16 @@ class SqliteTables:
                 "file": path.name,
                 "missing_bytes": missing_bytes,
             }
-            self.notices.append(Notice("truncated", values=values))
+            self.notices.append(
+                Notice(
+                    "truncated",
+                    (
+                        f"{path.name}: the file ends {missing_bytes:,} bytes "
+                        "early; what is left was read"
+                    ),
+                    values=values,
+                )
+            )
 
     def columns(self, table: str) -> frozenset[str]:
         """Return the columns of *table* in this file."""
@@ -238,7 +247,13 @@ class SqliteTables:
     def _salvage(self, table: str, query: str, columns: Sequence[str]) -> pl.DataFrame:
         """Read a damaged table from both ends up to the damage, in small batches."""
         values: NoticeValues = {"case": "in_part", "file": self.path.name, "table": table}
-        self.notices.append(Notice("damaged-table", values=values))
+        self.notices.append(
+            Notice(
+                "damaged-table",
+                (f"{self.path.name}: {table} is damaged; the rows before and after were read"),
+                values=values,
+            )
+        )
         schema = {
             name: pl.String() if name in self._format.texts else pl.Int64() for name in columns
         }

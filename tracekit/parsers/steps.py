@@ -186,7 +186,16 @@ def renumbering_notices(events: pl.DataFrame) -> tuple[Notice, ...]:
         return ()
     steps_of_number = marks.group_by("number").agg(steps=pl.col("step").n_unique())
     repeated = steps_of_number.filter(pl.col("steps") > 1)["number"]
-    return (Notice("steps-renumbered", values={"step": int(repeated.sort()[0])}),)
+    return (
+        Notice(
+            "steps-renumbered",
+            (
+                f"several steps have the number {int(repeated.sort()[0])} (a second "
+                "profiler, or another loop): all steps are numbered in order of time"
+            ),
+            values={"step": int(repeated.sort()[0])},
+        ),
+    )
 
 
 def find_inference_steps(events: pl.DataFrame) -> pl.DataFrame:

@@ -11,7 +11,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from tracekit._util.text import BUILD_COMMAND, UNKNOWN, listing, ms, terminal, terminal_lines
+from tracekit._util.text import BUILD_COMMAND, UNKNOWN, ms, terminal, terminal_lines
 
 
 def capitalize(text: str) -> str:
@@ -23,35 +23,6 @@ def capitalize(text: str) -> str:
     first_word = text.partition(" ")[0]
     is_code = "_" in first_word or "::" in first_word
     return text if is_code else text[:1].upper() + text[1:]
-
-
-def verb(count: float, singular: str, plural: str) -> str:
-    """Return the word that goes with a count.
-
-    >>> verb(1, "is", "are"), verb(0, "is", "are")
-    ('is', 'are')
-    """
-    return singular if count == 1 else plural
-
-
-def joined(names: Iterable[object]) -> str:
-    """Return all names, separated by commas."""
-    return ", ".join(map(str, names))
-
-
-def listed(names: Iterable[object], *, most: int = 4) -> str:
-    """Return the first *most* names, and how many more there are."""
-    return listing(map(str, names), most=most)
-
-
-def first_of(names: Sequence[object], *, count: int) -> str:
-    """Return names, and how many more there are if there are *count* in all.
-
-    >>> first_of([3, 5], count=2), first_of([3, 5], count=4)
-    ('3, 5', '3, 5, +2 more')
-    """
-    more = count - len(names)
-    return joined([*names, f"+{more} more"] if more > 0 else names)
 
 
 def ms_range(times_ns: Iterable[float]) -> str:

@@ -16,7 +16,6 @@ from tracekit.documents.coding import HasDocument
 from tracekit.documents.findings import Finding
 from tracekit.report.findings import findings_of
 from tracekit.report.notebook import NOTEBOOK_WIDTH, analysis_html, findings_html, screen_html
-from tracekit.report.notices import with_messages
 from tracekit.report.terminal.table import render_table
 from tracekit.report.view import View, view_of
 from tracekit.report.view.changed_steps import change_table
@@ -81,7 +80,6 @@ class AnalysisResult(Analysis, HasDocument):
         roles = [
             msgspec.structs.replace(role, analysis=cls.of(role.analysis)) for role in results.roles
         ]
-        fields["notices"] = with_messages(analysis.notices)
         fields["role_results"] = msgspec.structs.replace(results, roles=tuple(roles))
         return cls(**fields)
 

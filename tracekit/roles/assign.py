@@ -242,7 +242,18 @@ def _find_ranks(refs: Sequence[SourceRef]) -> tuple[list[SourceRef], list[Notice
         if ranks is None:
             ranks = _ranks_in_order(members, others)
             how = "order"
-            notices.append(Notice("role-order", values={"role": role}))
+            notices.append(
+                Notice(
+                    "role-order",
+                    (
+                        f"the files of role {role} do not say their rank and "
+                        "nothing ties them to the other roles: they are numbered "
+                        "by name, so that figures of single ranks may be those of "
+                        "another rank"
+                    ),
+                    values={"role": role},
+                )
+            )
         rank_of_path |= ranks
         rank_from |= dict.fromkeys(ranks, how)
     numbered = []

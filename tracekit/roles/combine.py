@@ -5,12 +5,12 @@ from dataclasses import replace as replace_fields
 from itertools import pairwise
 from pathlib import Path
 
-from tracekit._util.text import ms
+from tracekit._util.text import listed, ms
 from tracekit.align.clocks import Clocks
 from tracekit.analysis import Analysis
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.analysis.result import Role, RoleResults
-from tracekit.errors import InputError, Notice
+from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.metrics.process_phases import TRAIN
 from tracekit.parsers.one_run import several_runs_error
 from tracekit.roles.handovers import explain_by_handovers, find_handovers, step_windows
@@ -135,18 +135,44 @@ def _role_notices(roles: Sequence[Role]) -> list[Notice]:
     counts = tuple(len(role.ranks) for role in roles)
     if len(set(counts)) > 1:
         names = tuple(role.name for role in roles)
-        notices.append(Notice("role-ranks", values={"roles": names, "counts": counts}))
+        by_role = ", ".join(f"{role.name} {len(role.ranks)}" for role in roles)
+        message = f"roles have different numbers of ranks ({by_role}): their GPUs are counted apart, not as shared"
+        values: NoticeValues = {"roles": names, "counts": counts}
+        notices.append(Notice("role-ranks", message, values=values))
     for role in roles:
         without_gpu = _ranks_without_gpu_work(role.analysis)
         if without_gpu:
             notices.append(
-                Notice("role-without-gpu", ranks=without_gpu, values={"role": role.name})
+                Notice(
+                    "role-without-gpu",
+                    (
+                        f"role {role.name}: rank {listed(without_gpu)} has no GPU events; its "
+                        "part of updates and iterations is unknown"
+                    ),
+                    ranks=without_gpu,
+                    values={"role": role.name},
+                )
             )
         if role.kind == "unknown" and not without_gpu:
-            notices.append(Notice("role-unknown", values={"role": role.name}))
+            notices.append(
+                Notice(
+                    "role-unknown",
+                    (
+                        f"role {role.name} neither trains, generates nor moves "
+                        "weights, as far as its events show"
+                    ),
+                    values={"role": role.name},
+                )
+            )
     kinds = {role.kind for role in roles}
     if "rollout" in kinds and "trainer" not in kinds:
-        notices.append(Notice("role-missing", values={"case": "trainer"}))
+        notices.append(
+            Notice(
+                "role-missing",
+                ("no role trains: iterations need the trainer's traces too (--role trainer=PATH)"),
+                values={"case": "trainer"},
+            )
+        )
     return notices
 
 

@@ -50,7 +50,16 @@ def processes_on_one_clock(
             first_processes = _processes_of_role(first, tables_by_role[first], main)
             offset = _offset_by_broadcasts(first_processes, on_own_clocks)
             if offset is None:
-                notices.append(Notice("role-clock", values={"role": role, "other_role": first}))
+                notices.append(
+                    Notice(
+                        "role-clock",
+                        (
+                            f"nothing ties the clock of role {role} to that of "
+                            f"{first}: their times are compared as recorded"
+                        ),
+                        values={"role": role, "other_role": first},
+                    )
+                )
             clocks = own_clocks.ahead_by(offset or 0)
         processes += _processes_of_role(role, ranks, clocks)
         run_clocks[role] = clocks

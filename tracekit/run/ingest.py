@@ -299,7 +299,16 @@ def _write_roles(
             strict=strict,
         )
         if writer.unchanged:
-            resume_notices.append(Notice("resumed", values={"traces": len(writer.unchanged)}))
+            resume_notices.append(
+                Notice(
+                    "resumed",
+                    (
+                        f"{len(writer.unchanged)} traces were in the store "
+                        "already and have not changed"
+                    ),
+                    values={"traces": len(writer.unchanged)},
+                )
+            )
     return resume_notices
 
 
@@ -395,7 +404,13 @@ def _store_recordings(
     except InputError as error:
         if strict:
             raise
-        return (Notice("recordings-unused", values={"error": error.message}),)
+        return (
+            Notice(
+                "recordings-unused",
+                (f"dumps and logs beside the traces are not used: {error.message}"),
+                values={"error": error.message},
+            ),
+        )
     if recordings is None:
         return ()
     write_recordings(folder, _selected_recordings(recordings, ranks))

@@ -9,7 +9,6 @@ from tracekit._util.arguments import checked_path
 from tracekit.classify.rules import RuleBook, load_rules
 from tracekit.memory.snapshot_file import read_memory_snapshot
 from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks
-from tracekit.report.notices import with_messages
 from tracekit.run.driver import check_on_damage, check_run, find_sources
 from tracekit.store.source_workers import map_sources
 from tracekit.store.sources import OneRole, Paths, raise_failures, read_ref, span
@@ -65,4 +64,4 @@ def load(
     run_notices = check_run(
         [span(part) for part in parts], ranks=ranks, named=isinstance(paths, Mapping)
     )
-    return Trace(tuple(parts), with_messages([*discovery.notices, *run_notices]), book)
+    return Trace(tuple(parts), (*discovery.notices, *run_notices), book)

@@ -12,7 +12,8 @@ import msgspec
 import polars as pl
 from msgspec.structs import replace
 
-from tracekit._util.text import listing
+from tracekit._util.notices import of_ranks
+from tracekit._util.text import first_of, joined, listing, verb
 from tracekit._util.workers import ItemResult
 from tracekit.align.gpu_clock import align_gpu_clock
 from tracekit.align.recorded_time import leave_out_impossible_times
@@ -85,7 +86,16 @@ def find(
             continue
         store = open_store(ref.path)
         if not store.complete:
-            notices.append(Notice("store-incomplete", values={"path": ref.path}))
+            notices.append(
+                Notice(
+                    "store-incomplete",
+                    (
+                        f"{ref.path}: writing this store was interrupted; go on "
+                        "with: tracekit ingest --resume"
+                    ),
+                    values={"path": ref.path},
+                )
+            )
         notices += store.notices
         if not store.sources:
             raise _empty_store_error(ref)
@@ -212,7 +222,18 @@ def copied_ranks_notices(sources: Sequence[Source]) -> tuple[Notice, ...]:
         if len(copies) > 1:
             files = tuple(source.path for source in copies)
             ranks = tuple(source.rank for source in copies)
-            notices.append(Notice("copied-ranks", ranks=ranks, values={"files": files}))
+            notices.append(
+                Notice(
+                    "copied-ranks",
+                    (
+                        f"{of_ranks(ranks)}{joined(files)} have the same times to the nanosecond: "
+                        "they are copies of one rank's file. Which rank's is "
+                        "unknown, and none of them is analysed"
+                    ),
+                    ranks=ranks,
+                    values={"files": files},
+                )
+            )
     return tuple(notices)
 
 
@@ -236,7 +257,15 @@ def missing_notice(sources: Sequence[Source], *, role: str | None = None) -> tup
         "missing": tuple(first),
         "role": role,
     }
-    return (Notice("missing-ranks", values=values),)
+    of_role = f"role {role}: " if role else ""
+    message = f"{of_role}{missing_ranks_text(count, size, first)}"
+    return (Notice("missing-ranks", message, values=values),)
+
+
+def missing_ranks_text(count: int, world_size: int, first: Sequence[int]) -> str:
+    """Return how many ranks are not here, and the first of them."""
+    are = verb(count, "is", "are")
+    return f"{count} of {world_size} ranks {are} not here: {first_of(first, count=count)}"
 
 
 FATAL_IF_STRICT = {
@@ -403,7 +432,13 @@ def _with_snapshot_contents(
             with remote.fetch_to_local(ref.url or ref.path) as local:
                 snapshots.append(read_snapshot(local, name=ref.path))
         except InputError as error:
-            notices.append(Notice("memory-snapshot-failed", values={"error": error.message}))
+            notices.append(
+                Notice(
+                    "memory-snapshot-failed",
+                    (f"a memory snapshot is left out: {error.message}"),
+                    values={"error": error.message},
+                )
+            )
     source = replace(part.source, notices=(*part.source.notices, *notices))
     return replace_fields(part, source=source, snapshots=tuple(snapshots))
 
@@ -530,7 +565,11 @@ def failure_notices(
     if unlisted := failures[MAX_FAILURES_LISTED:]:
         paths = tuple(ref.path for ref, _ in unlisted[:MAX_UNLISTED_PATHS])
         notices.append(
-            Notice("rank-failed", values={"case": "others", "count": len(unlisted), "paths": paths})
+            Notice(
+                "rank-failed",
+                (f"{len(unlisted)} more are left out: {first_of(paths, count=len(unlisted))}"),
+                values={"case": "others", "count": len(unlisted), "paths": paths},
+            )
         )
     return tuple(notices)
 
@@ -542,5 +581,10 @@ def _failure_notice(ref: SourceRef, error: TracekitError) -> Notice:
         message = f"{ref.path}: {message.removeprefix(f'{ref.name}: ')}"
     values: NoticeValues = {"case": "source", "path": ref.path, "error": message}
     if ref.rank is None:
-        return Notice("rank-failed", values=values)
-    return Notice("rank-failed", ranks=(ref.rank,), values=values | {"case": "rank"})
+        return Notice("rank-failed", (f"a source is left out: {message}"), values=values)
+    return Notice(
+        "rank-failed",
+        f"rank {ref.rank} is left out: {message}",
+        ranks=(ref.rank,),
+        values=values | {"case": "rank"},
+    )

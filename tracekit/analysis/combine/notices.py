@@ -6,6 +6,8 @@ from typing import Any
 
 import polars as pl
 
+from tracekit._util.notices import of_ranks
+from tracekit._util.text import first_of, joined, ms, percent, ranks_named, verb
 from tracekit.align.clocks import Clocks
 from tracekit.align.gpu_clock import is_clock_unexplained
 from tracekit.analysis.combine.replayed_ranks import ReplayedRanks
@@ -31,6 +33,8 @@ MIN_WEAK_SHARE_TO_WARN = 0.01
 MIN_OUTSIDE_TO_BOUND_RATIO = 2.0
 """Share of time outside cells over the lower bound of the bubble, from which the bound needs an
 explanation."""
+MAX_RANKS_NAMED = 8
+"""Ranks that others wait for that a notice names."""
 MAX_STEPS_NAMED = 8
 """Most steps that a notice names one by one."""
 PIPELINE_NOTICES = ("no-pipeline", "no-sequence-numbers", "pairs-by-order")
@@ -82,7 +86,20 @@ def clock_notices(ranks: Sequence[RankTables], clocks: Clocks) -> list[Notice]:
         start_ns = spans[rank][0] or 0
         if abs(offset_ns) > longest_ns and start_ns > EARLIEST_DATE_NS:
             values = {"apart_ns": abs(offset_ns), "later": offset_ns > 0, "other_rank": first_rank}
-            notices.append(Notice("clocks-apart", ranks=(rank,), values=values))
+            notices.append(
+                Notice(
+                    "clocks-apart",
+                    (
+                        f"{ranks_named((rank,))} was recorded "
+                        f"{abs(offset_ns) / 1000000000.0:,.1f} s "
+                        f"{'after' if offset_ns > 0 else 'before'} rank "
+                        f"{first_rank}: if they belong to one run, their clocks "
+                        "differ by that much; if not, name the files of one run"
+                    ),
+                    ranks=(rank,),
+                    values=values,
+                )
+            )
     return notices
 
 
@@ -95,12 +112,27 @@ def wait_notices(ranks: Sequence[RankTables], operations: pl.DataFrame) -> list[
         if has_unseen_messages(rank.messages_issued, messages[rank.source.rank]):
             unseen.append(rank.source.rank)
     if unseen:
-        notices.append(Notice("wait-unknown", ranks=tuple(unseen), values={"case": "no_kernels"}))
+        notices.append(
+            Notice(
+                "wait-unknown",
+                (
+                    f"{of_ranks(tuple(unseen))}the host sends and receives, but no kernel is known to do "
+                    "so: waiting inside them is not known and the bubble fraction "
+                    "is a lower bound; name the kernels in a rules file (--rules)"
+                ),
+                ranks=tuple(unseen),
+                values={"case": "no_kernels"},
+            )
+        )
     unknown = operations.filter(pl.Series(has_unknown_wait(operations)) & ~pl.col("hole"))
     if len(unknown):
-        values = _why_wait_unknown(unknown, {rank.source.rank for rank in ranks})
-        values |= {"count": len(unknown), "total": int(may_be_of_pipeline(operations).sum())}
-        notices.append(Notice("wait-unknown", values=values))
+        notices.append(
+            _unknown_wait_notice(
+                unknown,
+                total=int(may_be_of_pipeline(operations).sum()),
+                recorded={rank.source.rank for rank in ranks},
+            )
+        )
     return notices
 
 
@@ -114,7 +146,12 @@ def bounded_wait_notices(operations: pl.DataFrame, clocks: Clocks) -> list[Notic
         return []
     largest_ns = clocks.table["uncertainty_ns"].max()
     uncertainty_ns = largest_ns if isinstance(largest_ns, int) else None
-    return [Notice("wait-bound", labels=tuple(labels), values={"uncertainty_ns": uncertainty_ns})]
+    why = "nothing ties the clocks"
+    if uncertainty_ns is not None:
+        why = f"clocks agree only to {ms(uncertainty_ns, 3)}"
+    message = f"{joined(labels)}: waits are upper bounds (own duration minus the shortest one), because {why}"
+    values: NoticeValues = {"uncertainty_ns": uncertainty_ns}
+    return [Notice("wait-bound", message, labels=tuple(labels), values=values)]
 
 
 def incomplete_group_notices(operations: pl.DataFrame) -> list[Notice]:
@@ -125,7 +162,10 @@ def incomplete_group_notices(operations: pl.DataFrame) -> list[Notice]:
     labels = sorted(collectives["label"].unique().to_list())
     members = parse_group_ranks(collectives["group_ranks"])["members"].explode().drop_nulls()
     missing = sorted(set(members.to_list()) - set(operations["rank"].unique().to_list()))
-    return [Notice("members-missing", labels=tuple(labels), values={"missing": tuple(missing)})]
+    remedy = f"add {ranks_named(missing)}" if missing else "give all ranks"
+    message = f"{joined(labels)}: not all members were recorded, so waiting for the others is not known; {remedy}"
+    values: NoticeValues = {"missing": tuple(missing)}
+    return [Notice("members-missing", message, labels=tuple(labels), values=values)]
 
 
 def lost_operation_notices(operations: pl.DataFrame, lost: pl.DataFrame) -> list[Notice]:
@@ -141,20 +181,46 @@ def lost_operation_notices(operations: pl.DataFrame, lost: pl.DataFrame) -> list
         return []
     labels = tuple(sorted(holes["label"].cast(pl.String).unique().to_list()))
     ranks = tuple(sorted(lost["rank"].unique().to_list()))
+    launched_by = ""
+    if ranks:
+        launched_by = f" ({ranks_named(ranks)} launched it, and its kernel is not in the file)"
+    message = (
+        f"{len(holes)} of {len(operations):,} operations ({joined(labels)}) lack the side of another "
+        f"rank{launched_by}: waits in them are lower bounds"
+    )
     values: NoticeValues = {"count": len(holes), "total": len(operations)}
-    return [Notice("operations-lost", ranks=ranks, labels=labels, values=values)]
+    return [Notice("operations-lost", message, ranks=ranks, labels=labels, values=values)]
 
 
-def _why_wait_unknown(unknown: pl.DataFrame, recorded: set[int]) -> NoticeValues:
-    """Return why the waits of operations are *unknown*."""
+def _unknown_wait_notice(unknown: pl.DataFrame, *, total: int, recorded: set[int]) -> Notice:
+    """Return why the waits of operations are *unknown*, of *total* messages between *recorded* ranks."""
+    not_known = "waiting inside them is not known and the bubble fraction is a lower bound"
+    of_messages = f"{len(unknown)} of {total} sends and receives"
+    values: NoticeValues = {"count": len(unknown), "total": total}
     if unknown["messages"].null_count() == len(unknown):
-        return {"case": "unnamed"}
-    if unknown.select(_names_no_peer().fill_null(True).all()).item():
-        return {"case": "peers_unnamed"}
-    named = set(unknown["messages"].explode().struct.field("peer").drop_nulls().to_list())
-    if named and named <= recorded:
-        return {"case": "no_counterpart"}
-    return {"case": "peers_missing", "missing": tuple(sorted(named - recorded))}
+        case = "unnamed"
+        message = (
+            f"{of_messages} name neither what they carry nor their peer: {not_known}; record operators, "
+            "or the peers"
+        )
+    elif unknown.select(_names_no_peer().fill_null(True).all()).item():
+        case = "peers_unnamed"
+        message = f"{of_messages} do not name their peer: {not_known}; record the peers"
+    else:
+        peers = unknown["messages"].explode().struct.field("peer").drop_nulls()
+        named = set(peers.to_list())
+        missing = tuple(sorted(named - recorded))
+        if named and not missing:
+            case = "no_counterpart"
+            message = (
+                f"{of_messages} have no counterpart in the trace of their peer: {not_known}; record all ranks over "
+                "the same time"
+            )
+        else:
+            case = "peers_missing"
+            values["missing"] = missing
+            message = f"{of_messages} have no peer in these traces: {not_known}; add {ranks_named(missing)}"
+    return Notice("wait-unknown", message, values={"case": case, **values})
 
 
 def unlabelled_notices(results: Sequence[RankFigures]) -> list[Notice]:
@@ -173,7 +239,15 @@ def unlabelled_notices(results: Sequence[RankFigures]) -> list[Notice]:
         "limit": MIN_UNLABELLED_SHARE_TO_WARN,
         "ranks_above": len(above) if len(above) > 1 else 0,
     }
-    return [Notice("unlabelled", ranks=(worst,), values=values)]
+    elsewhere = ""
+    if len(above) > 1:
+        limit = percent(MIN_UNLABELLED_SHARE_TO_WARN, digits=0)
+        elsewhere = f"; above {limit} on {len(above)} ranks"
+    message = (
+        f"no rule knows what {percent(shares[worst])} of rank {worst}'s span is (label other{elsewhere}): it "
+        "counts as compute; name it in a rules file (--rules), see --explain other"
+    )
+    return [Notice("unlabelled", message, ranks=(worst,), values=values)]
 
 
 def weak_label_notices(results: Sequence[RankFigures]) -> list[Notice]:
@@ -181,7 +255,17 @@ def weak_label_notices(results: Sequence[RankFigures]) -> list[Notice]:
     share = total_figures(results).weak_share
     if share is None or share <= MIN_WEAK_SHARE_TO_WARN:
         return []
-    return [Notice("weak-labels", values={"share": share})]
+    return [
+        Notice(
+            "weak-labels",
+            (
+                f"{percent(share)} of GPU time is labelled by weak evidence (what ran "
+                "around it): record operators and shapes, or name it in a rules file "
+                "(--rules); --explain says which rule decided"
+            ),
+            values={"share": share},
+        )
+    ]
 
 
 def free_step_notices(ranks: Sequence[RankTables], free: FreeStep | None) -> list[Notice]:
@@ -193,7 +277,16 @@ def free_step_notices(ranks: Sequence[RankTables], free: FreeStep | None) -> lis
         return []
     by_other_profiler = tuple(rank.source.rank for rank in ranks if rank.source.reader == "nsight")
     if by_other_profiler:
-        return [Notice("no-free-step", values={"case": "other_profiler"})]
+        return [
+            Notice(
+                "no-free-step",
+                (
+                    "what a step takes without this profiler is not known: times and "
+                    "savings are as recorded"
+                ),
+                values={"case": "other_profiler"},
+            )
+        ]
     if any(is_clock_unexplained(rank.source) for rank in ranks):  # its own notice says so
         return []
     without_operators = [
@@ -202,7 +295,19 @@ def free_step_notices(ranks: Sequence[RankTables], free: FreeStep | None) -> lis
     if not without_operators:
         return []
     named = () if len(without_operators) == len(ranks) else tuple(without_operators)
-    return [Notice("no-free-step", ranks=named, values={"case": "no_operators"})]
+    return [
+        Notice(
+            "no-free-step",
+            (
+                f"{of_ranks(named)}the recording has GPU activities alone: the GPU's work is exact, but "
+                "what the host did, and what a step takes without the profiler, is not "
+                "known: record CPU activities as well, or with tracekit.profiler, which "
+                "times the step before it records"
+            ),
+            ranks=named,
+            values={"case": "no_operators"},
+        )
+    ]
 
 
 def replayed_ranks_notices(replayed: ReplayedRanks | None) -> list[Notice]:
@@ -215,7 +320,16 @@ def replayed_ranks_notices(replayed: ReplayedRanks | None) -> list[Notice]:
         "waited_for": replayed.waited_for,
         "spread": replayed.spread,
     }
-    return [Notice("replay-sampled", values=values)]
+    chosen = "those nearest to the median of their kind"
+    if replayed.waited_for:
+        named = first_of(replayed.waited_for, count=MAX_RANKS_NAMED)
+        chosen = f"those that others wait for most (ranks {named}), with whom they exchange messages, and {chosen}"
+    message = (
+        f"savings and the step without the profiler come from a replay of {len(replayed.ranks)} of "
+        f"{replayed.count:,} ranks: {chosen}; compute of the ranks left out differs from that median by up to "
+        f"{percent(replayed.spread)}: what is unlike others there and lets nobody wait is not found"
+    )
+    return [Notice("replay-sampled", message, values=values)]
 
 
 def start_up_notices(steps: StepSummary) -> list[Notice]:
@@ -231,7 +345,19 @@ def start_up_notices(steps: StepSummary) -> list[Notice]:
     case = "alone" if steps.is_start_up_alone else "left_out"
     named = steps.start_up[:MAX_STEPS_NAMED]
     values: NoticeValues = {"case": case, "count": len(steps.start_up), "steps": named}
-    return [Notice("start-up", values=values)]
+    count = len(steps.start_up)
+    loads = (
+        f"{verb(count, 'step', 'steps')} {first_of(named, count=count)} {verb(count, 'loads', 'load')} code onto the "
+        "GPU (start-up)"
+    )
+    if steps.is_start_up_alone:
+        message = (
+            f"{loads}, and no other was recorded: nothing is advised about it; record later steps"
+        )
+        return [Notice("start-up", message, values=values)]
+    return [
+        Notice("start-up", f"{loads}: left out of ordinary steps", values=values, severity="note")
+    ]
 
 
 def uncommon_step_notices(steps: StepSummary) -> list[Notice]:
@@ -247,7 +373,20 @@ def uncommon_step_notices(steps: StepSummary) -> list[Notice]:
     notices = []
     for ranks, missing in steps_by_ranks.items():
         values: NoticeValues = {"count": len(missing), "steps": tuple(missing[:MAX_STEPS_NAMED])}
-        notices.append(Notice("steps-not-common", ranks=ranks, values=values))
+        notices.append(
+            Notice(
+                "steps-not-common",
+                (
+                    f"{of_ranks(ranks)}{verb(len(missing), 'step', 'steps')} "
+                    f"{first_of(tuple(missing[:MAX_STEPS_NAMED]), count=len(missing))}"
+                    f" {verb(len(missing), 'is', 'are')} missing, which other "
+                    "ranks recorded: only steps that all ranks recorded are "
+                    "counted"
+                ),
+                ranks=ranks,
+                values=values,
+            )
+        )
     return notices
 
 
@@ -262,4 +401,15 @@ def bound_notices(
     outside_cells = comparison.head.measured_bubble
     if outside_cells <= MIN_OUTSIDE_TO_BOUND_RATIO * bound:
         return []
-    return [Notice("bubble-bound-low", values={"bound": bound, "outside_cells": outside_cells})]
+    return [
+        Notice(
+            "bubble-bound-low",
+            (
+                f"the bubble's bound of {percent(bound)} counts idle time and known waits "
+                "alone: ranks of the pipeline were in no cell for "
+                f"{percent(outside_cells)} of its time; record the peers of messages to "
+                "know how much of that is bubble"
+            ),
+            values={"bound": bound, "outside_cells": outside_cells},
+        )
+    ]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import polars as pl
 
-from tracekit._util.text import record_again
+from tracekit._util.text import counted, percent, record_again, verb
+from tracekit.classify.captured_graphs import Mismatch
 from tracekit.classify.graph_replays import Replays
 from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.metrics.completeness import MAX_MISSING_LAUNCH_SHARE, count_missing_launches
@@ -60,7 +61,16 @@ nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep)
         "total": total,
         "reader": rank.source.reader,
     }
-    return [Notice("gpu-events-lost", values=values)]
+    lost_events = "are damaged and may have run on the GPU"
+    noun = "events"
+    if untimed:
+        noun = "GPU events"
+        lost_events = "have no usable start or end, or lie outside of the recording"
+    message = (
+        f"{lost:,} of {total:,} {noun} {lost_events}: idle time and the bubble are null; "
+        f"{record_again(rank.source.reader)}"
+    )
+    return [Notice("gpu-events-lost", message, values=values)]
 
 
 def capture_notices(replays: Replays | None, capture: GraphCapture | None) -> tuple[Notice, ...]:
@@ -76,18 +86,68 @@ def capture_notices(replays: Replays | None, capture: GraphCapture | None) -> tu
             "launches": len(replays.calls),
             "share": replays.joined_ns / max(1, replays.replay_ns),
         }
-        notices.append(Notice("capture-joined", values=values))
+        notices.append(
+            Notice(
+                "capture-joined",
+                (
+                    f"{counted(replays.replays_joined, 'graph replay')} "
+                    f"{verb(replays.replays_joined, 'has', 'have')} the operators, "
+                    f"shapes and modules of the capture {file}: "
+                    f"{percent(replays.joined_ns / max(1, replays.replay_ns))} of "
+                    "the GPU time of all replays"
+                ),
+                values=values,
+            )
+        )
     for mismatch in replays.mismatches[:1]:
+        unjoined = len(replays.calls) - replays.replays_joined
         values = {
             "case": mismatch.case,
             "file": file,
             "captured": mismatch.captured,
             "replayed": mismatch.replayed,
             "share": mismatch.share,
-            "replays": len(replays.calls) - replays.replays_joined,
+            "replays": unjoined,
         }
-        notices.append(Notice("capture-unused", values=values))
+        message = _why_capture_unused(mismatch, file, unjoined)
+        notices.append(Notice("capture-unused", message, values=values))
     return tuple(notices)
+
+
+def _why_capture_unused(mismatch: Mismatch, file: str, replays: int) -> str:
+    """Return why *replays* of graphs have not the operators of the capture in *file*."""
+    captured = mismatch.captured or 0
+    replayed = mismatch.replayed or 0
+    share = percent(mismatch.share or 0.0)
+    of_replays = counted(replays, "graph replay")
+    if mismatch.case == "no_graphs":
+        return f"{file}: no graph was captured in this trace"
+    if mismatch.case == "sizes":
+        return (
+            f"{file} is the capture of another batch size: its shapes ask for {counted(captured, 'block')} where "
+            f"{of_replays} {verb(replays, 'runs', 'run')} {replayed}"
+        )
+    if mismatch.case == "short_launch":
+        return (
+            f"{of_replays} {verb(replays, 'is', 'are')} not joined with {file}: the launch and the time until the "
+            f"host's next event take {replayed:,} ns, too short for the order of {captured:,} captured times"
+        )
+    if mismatch.case == "several_graphs":
+        return (
+            f"{captured} graphs of {file} fit {of_replays} of {replayed} nodes equally well, and differ in their "
+            "operators: it cannot be told which was replayed"
+        )
+    were_captured = f"{verb(captured, 'was', 'were')} captured, and a replay has {replayed}"
+    copies = f"{captured} {verb(captured, 'copy was', 'copies were')}"
+    reasons = {
+        "kernel_count": f"{counted(captured, 'kernel')} {were_captured}",
+        "memset_count": f"{counted(captured, 'memset')} {were_captured}",
+        "memcpy_count": f"{copies} captured, and a replay has {replayed}",
+        "order": "kernels, copies and memsets come in another order",
+        "names": f"only {share} of the captured kernels have the name of a replayed one",
+        "kernels": f"only {share} of the launches would always be the same kernel",
+    }
+    return f"{file} is not the capture of {of_replays}: {reasons[mismatch.case]}"
 
 
 def _why_untimed(source: Source) -> str:
@@ -136,7 +196,17 @@ def repetition_notices(labelled: pl.DataFrame, source: Source) -> list[Notice]:
     if copies <= MAX_DAMAGED_SHARE * len(labelled):
         return []
     values: NoticeValues = {"count": copies, "total": len(labelled), "reader": source.reader}
-    return [Notice("repeated-events", values=values)]
+    return [
+        Notice(
+            "repeated-events",
+            (
+                f"{copies:,} of {len(labelled):,} GPU events stand in the file more than "
+                "once: counts and sums of kernels are too large, and so is what rests on "
+                f"them; {record_again(source.reader)}"
+            ),
+            values=values,
+        )
+    ]
 
 
 def content_notices(
@@ -152,25 +222,51 @@ def content_notices(
 
     """
     if gpu_events.is_empty():
-        return [Notice("no-gpu-events", values={"case": no_gpu_reason(rank)})]
+        case, message = no_gpu_reason(rank)
+        return [Notice("no-gpu-events", message, values={"case": case})]
     notices = []
     if gpu_events["step"].null_count() == len(gpu_events):
-        notices.append(Notice("no-steps"))
+        notices.append(
+            Notice("no-steps", ("there are no step marks: the whole trace is taken as one step"))
+        )
     for row in steps.filter("partial").iter_rows(named=True):
         notices.append(
-            Notice("partial-step", values={"step": row["step"], "events": row["events"]})
+            Notice(
+                "partial-step",
+                (f"step {row['step']} holds only {row['events']} GPU events: it looks cut off"),
+                values={"step": row["step"], "events": row["events"]},
+            )
         )
     notices += _zero_duration_notices(gpu_events)
     graphs = int((gpu_events["kind"] == "graph").sum())
     if graphs:
-        notices.append(Notice("graphs-whole", values={"graphs": graphs}))
+        notices.append(
+            Notice(
+                "graphs-whole",
+                (
+                    f"{counted(graphs, 'captured graph')} "
+                    f"{verb(graphs, 'was', 'were')} recorded whole, without "
+                    f"{verb(graphs, 'its kernels: it counts', 'their kernels: they count')}"
+                    " as compute labelled other"
+                ),
+                values={"graphs": graphs},
+            )
+        )
     missing = count_missing_launches(calls, gpu_events)
     if missing:
         # Where a call is not in the file, ``launch_ns`` is the start of the operator that made it.
         unplaced = gpu_events["launch_ns"].null_count()
         case = "by_time" if unplaced > MAX_MISSING_LAUNCH_SHARE * len(gpu_events) else "by_operator"
         values: NoticeValues = {"case": case, "count": missing, "total": len(gpu_events)}
-        notices.append(Notice("no-launches", values=values))
+        instead = "the operators around it tell steps and labels, and launches count from an operator's start"
+        if case == "by_time":
+            instead = (
+                "they count in the step in which they ran, what their gaps waited for is not known, waits and costs "
+                "may be lower bounds, and what findings would save is withheld; tracekit doctor says how to record "
+                "launches"
+            )
+        message = f"the launch of {missing:,} of {len(gpu_events):,} GPU events is not in the file: {instead}"
+        notices.append(Notice("no-launches", message, values=values))
     return notices
 
 
@@ -181,23 +277,35 @@ def _zero_duration_notices(gpu_events: pl.DataFrame) -> list[Notice]:
     is_coarse = pl.all_horizontal((pl.all() % COARSE_RESOLUTION_NS == 0).all())
     if not zeros or times.select(is_coarse).item():
         return []
-    return [Notice("zero-durations", values={"count": zeros, "total": len(times)})]
+    return [
+        Notice(
+            "zero-durations",
+            (
+                f"{zeros:,} of {counted(len(times), 'kernel')} last 0 ns: their durations "
+                "were not recorded; compute is at least what is shown"
+            ),
+            values={"count": zeros, "total": len(times)},
+        )
+    ]
 
 
-def no_gpu_reason(rank: RankEvents) -> str:
-    """Return why *rank* has no GPU events, as the case of the notice ``no-gpu-events``.
+def no_gpu_reason(rank: RankEvents) -> tuple[str, str]:
+    """Return why *rank* has no GPU events, as the case of the notice ``no-gpu-events`` and in words.
 
     >>> from tracekit.schema import EVENTS, conform
     >>> events = conform(pl.DataFrame({"kind": ["cpu_op"], "name": ["aclnnMatmul"]}), EVENTS)
-    >>> no_gpu_reason(RankEvents(events, Source("a.json", "kineto", 0, "name")))
+    >>> no_gpu_reason(RankEvents(events, Source("a.json", "kineto", 0, "name")))[0]
     'other_accelerator'
     """
     if any(notice.code == "truncated" for notice in rank.source.notices):
-        return "truncated"
+        why = "the file ends before them: copy it again, or record again"
+        return "truncated", f"there are no GPU events: {why}"
     kinds = set(rank.events["kind"].cast(pl.String).unique().to_list())
     names = rank.events["name"].unique().cast(pl.String)
     if names.str.contains(_OTHER_ACCELERATORS).any():
-        return "other_accelerator"
+        why = "it is another accelerator's trace: only CUDA and ROCm traces are read here"
+        return "other_accelerator", f"there are no GPU events: {why}"
     if not kinds & {"cpu_op", "runtime", "driver", "annotation", "python"}:
-        return "other_program"
-    return "not_recorded"
+        why = "nothing in it comes from PyTorch's profiler or Nsight Systems: only their traces are read here"
+        return "other_program", f"there are no GPU events: {why}"
+    return "not_recorded", "there are no GPU events: record with CUDA activities on"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import polars as pl
 from msgspec.structs import replace
 
+from tracekit._util.text import ms, percent
 from tracekit.align.snapshot_clock import SnapshotClock, place_snapshot
-from tracekit.errors import Notice
+from tracekit.errors import Notice, NoticeValues
 from tracekit.memory.measures.host_work import find_threads
 from tracekit.memory.measures.rank_contents import MemoryHistory, RankContents, measure_contents
 from tracekit.memory.measures.rank_memory import RankMemory, measure_rank_memory
@@ -88,7 +89,17 @@ def history_notices(contents: RankContents) -> tuple[Notice, ...]:
     share = contents.unknown_share
     if contents.figures.source != "snapshot" or share < MIN_UNKNOWN_SHARE_TO_REPORT:
         return ()
-    return (Notice("memory-before-history", values={"share": share}),)
+    return (
+        Notice(
+            "memory-before-history",
+            (
+                f"{percent(share)} of the memory at the peak was allocated before the "
+                "snapshot's history began (it was switched on late, or cut by "
+                "max_entries): what it is for is not known"
+            ),
+            values={"share": share},
+        ),
+    )
 
 
 def _choose_snapshot(
@@ -106,7 +117,17 @@ def _choose_snapshot(
     for snapshot in rank.snapshots:
         clock = place_snapshot(snapshot, rank)
         if clock is None:
-            notices.append(Notice("memory-snapshot-elsewhere", values={"file": snapshot.path}))
+            notices.append(
+                Notice(
+                    "memory-snapshot-elsewhere",
+                    (
+                        f"{snapshot.path} is left out: it is not of this process "
+                        "and time (its allocations do not lie in the trace's "
+                        "operators)"
+                    ),
+                    values={"file": snapshot.path},
+                )
+            )
         else:
             placed.append((snapshot, clock))
     if not placed:
@@ -116,19 +137,29 @@ def _choose_snapshot(
     share = _seen_share(*chosen, launches)
     if share < MIN_SEEN_SHARE:
         has_own_events = len(rank.memory) > 0
-        case = "not_used" if has_own_events else "used"
-        notices.append(
-            Notice(
-                "memory-history-short",
-                values={"file": chosen[0].path, "share": share, "case": case},
-            )
+        file = chosen[0].path
+        launches_seen = f"saw {percent(share)} of the trace's launches alone"
+        case = "used"
+        message = (
+            f"{file} {launches_seen} (its history was cut, or it was written early): the peak may be "
+            "outside of it"
         )
+        if has_own_events:
+            case = "not_used"
+            message = f"{file} is left out: it {launches_seen} (its history was cut, or it was written early)"
+        values: NoticeValues = {"file": file, "share": share, "case": case}
+        notices.append(Notice("memory-history-short", message, values=values))
         if has_own_events:
             return None, tuple(notices)
     if chosen[1].on_trace.uncertainty_ns > MAX_CLOCK_UNCERTAINTY_NS:
         notices.append(
             Notice(
                 "memory-clock-uncertain",
+                (
+                    "the memory snapshot is placed on the trace's clock to within "
+                    f"{ms(chosen[1].on_trace.uncertainty_ns, 3)}: what is allocated between "
+                    "two cells may be counted to the wrong one"
+                ),
                 values={"uncertainty_ns": chosen[1].on_trace.uncertainty_ns},
             )
         )

@@ -75,7 +75,8 @@ def installed_advice() -> tuple[tuple[Alternative, ...], tuple[Notice, ...]]:
 def left_out(name: str, error: Exception, ranks: tuple[int, ...] = ()) -> Notice:
     """Return the notice that an entry is left out because it raises."""
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    return Notice("advice-left-out", ranks=ranks, values={"entry": name, "reason": reason})
+    message = f"the entry {name} of the catalogue is left out: {reason}"
+    return Notice("advice-left-out", message, ranks=ranks, values={"entry": name, "reason": reason})
 
 
 def own_remedies(

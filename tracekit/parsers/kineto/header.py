@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tracekit._util.text import counted
 from tracekit.errors import InputError, Notice
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.rank_numbers import valid_rank
@@ -167,12 +168,30 @@ def parse_header(keys: Mapping[str, Any]) -> tuple[int | None, int, Source]:
     base_ns = _base_time(keys.get("baseTimeNanoseconds"))
     notices = []
     if info.get("rank") is not None and rank is None:
-        notices.append(Notice("odd-rank", values={"value": _short(info["rank"])}))
+        notices.append(
+            Notice(
+                "odd-rank",
+                (f"rank is {_short(info['rank'])}, which is not a rank: it was left out"),
+                values={"value": _short(info["rank"])},
+            )
+        )
     if info.get("world_size") is not None and world_size is None:
-        notices.append(Notice("odd-world-size", values={"value": _short(info["world_size"])}))
+        notices.append(
+            Notice(
+                "odd-world-size",
+                (f"world_size is {_short(info['world_size'])}, which no run has: it was left out"),
+                values={"value": _short(info["world_size"])},
+            )
+        )
     if keys.get("baseTimeNanoseconds") is not None and base_ns is None:
         odd_time = _short(keys["baseTimeNanoseconds"])
-        notices.append(Notice("no-base-time", values={"case": "odd", "value": odd_time}))
+        notices.append(
+            Notice(
+                "no-base-time",
+                (f"baseTimeNanoseconds is {odd_time}, which is not a time: it was left out"),
+                values={"case": "odd", "value": odd_time},
+            )
+        )
     groups, group_notices = _groups(info.get("pg_config"))
     source = Source(
         path="",
@@ -274,7 +293,20 @@ def _groups(config: Any) -> tuple[tuple[ProcessGroup, ...], list[Notice]]:
             description = None
         name = _text(entry.get("pg_name", ""))
         groups.append(ProcessGroup(name, description and _text(description), tuple(ranks or ())))
-    notices = [Notice("odd-group", values={"odd": odd, "groups": len(entries)})] if odd else []
+    notices = (
+        [
+            Notice(
+                "odd-group",
+                (
+                    f"{odd} of {counted(len(entries), 'process group')} name members that "
+                    "are not ranks: they were left out"
+                ),
+                values={"odd": odd, "groups": len(entries)},
+            )
+        ]
+        if odd
+        else []
+    )
     return tuple(groups), notices
 
 

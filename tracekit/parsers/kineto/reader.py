@@ -10,8 +10,8 @@ import polars as pl
 from msgspec.structs import replace
 
 from tracekit._loops import warn_if_uncompiled
-from tracekit._util.text import counted, listing
-from tracekit.errors import InputError, Notice
+from tracekit._util.text import counted, listing, verb
+from tracekit.errors import InputError, Notice, NoticeValues
 from tracekit.parsers.clock_jumps import undo_clock_jumps
 from tracekit.parsers.kineto.blocks import (
     OtherLayoutError,
@@ -247,33 +247,59 @@ def _notices(
     if stream.cut_short or not scanned.is_closed:
         if scanned.is_event_cut:
             bad -= 1
-        case = "gzip" if scanned.is_closed else "list"
-        notices.append(
-            Notice("truncated", values={"case": case, "cut_event": scanned.is_event_cut})
-        )
+        case = "list"
+        damage = "the file ends before its list of events does"
+        if scanned.is_closed:
+            case = "gzip"
+            damage = "the gzip data is damaged"
+        cut_event = "1 event was cut in two: " if scanned.is_event_cut else ""
+        values: NoticeValues = {"case": case, "cut_event": scanned.is_event_cut}
+        notices.append(Notice("truncated", f"{cut_event}{damage}", values=values))
         has_no_epoch = (
             events.height and not base_ns and events["start_ns"][0] < _MIN_TIME_SINCE_1970_NS
         )
         if has_no_epoch:
-            notices.append(Notice("no-base-time", values={"case": "lost"}))
+            notices.append(
+                Notice(
+                    "no-base-time",
+                    ("the start of the clock was lost with the end of the file"),
+                    values={"case": "lost"},
+                )
+            )
     if bad:
         # GPU events without a time; others have keys of their own.
         gpu_events = table.untimed.get(UNTIMED, 0)
-        notices.append(
-            Notice("bad-events", values={"case": "lost", "count": bad, "gpu_events": gpu_events})
-        )
+        of_gpu = f", of which {gpu_events} ran on the GPU" if gpu_events else ""
+        message = f"{counted(bad, 'damaged event')} {verb(bad, 'was', 'were')} lost{of_gpu}"
+        values = {"case": "lost", "count": bad, "gpu_events": gpu_events}
+        notices.append(Notice("bad-events", message, values=values))
     if unread:
-        notices.append(Notice("bad-events", values={"case": "behind", "count": unread}))
+        notices.append(
+            Notice(
+                "bad-events",
+                (f"{counted(unread, 'event')} behind the end of the list of events: not read"),
+                values={"case": "behind", "count": unread},
+            )
+        )
     if bad_values:
-        notices.append(Notice("bad-values", values={"count": bad_values}))
+        message = (
+            f"{counted(bad_values, 'value')} left out that no JSON can hold (such as inf or N/A)"
+        )
+        notices.append(Notice("bad-values", message, values={"count": bad_values}))
     if table.bad_texts:
-        notices.append(Notice("bad-text", values={"count": table.bad_texts}))
+        notices.append(
+            Notice(
+                "bad-text",
+                (f"{counted(table.bad_texts, 'name')} repaired after invalid bytes or escapes"),
+                values={"count": table.bad_texts},
+            )
+        )
     if table.long_names:
         notices.append(long_name_notice(table.long_names))
     if len(scanned.tail) >= TAIL_LIMIT:
-        notices.append(Notice("unread-keys"))
+        notices.append(Notice("unread-keys", ("the keys after the events were too long to read")))
     if not events.height:
-        notices.append(Notice("no-events"))
+        notices.append(Notice("no-events", ("the file holds no complete event")))
     return notices
 
 

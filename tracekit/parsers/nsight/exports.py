@@ -69,7 +69,11 @@ class ArrowExport:
                     hint = "give the file that `nsys export --type arrow` wrote"
                     raise InputError(f"{self.path}: is not an Arrow export", hint=hint) from error
                 self.notices.append(
-                    Notice("truncated", values={"case": "arrow", "file": self.path.name})
+                    Notice(
+                        "truncated",
+                        (f"{self.path.name}: the file ends early; the tables before were read"),
+                        values={"case": "arrow", "file": self.path.name},
+                    )
                 )
         return positions
 
@@ -117,7 +121,13 @@ class ArrowExport:
 
     def _report_damage(self, table: str) -> None:
         values: NoticeValues = {"case": "left_out", "file": self.path.name, "table": table}
-        self.notices.append(Notice("damaged-table", values=values))
+        self.notices.append(
+            Notice(
+                "damaged-table",
+                (f"{self.path.name}: {table} is damaged and was left out"),
+                values=values,
+            )
+        )
 
 
 def _check_unpacked(file: Path, size: int) -> None:

@@ -114,7 +114,10 @@ class Strings:
                 "count": unnamed,
                 "total": total,
             }
-            notices.append(Notice("unnamed", values=values))
+            message = (
+                f"{self._file_name}: {unnamed:,} of {total:,} {noun} have no name in StringIds"
+            )
+            notices.append(Notice("unnamed", message, values=values))
         return notices
 
     def _count_unnamed(self, names: pl.Series, ids: pl.Series, noun: str) -> None:

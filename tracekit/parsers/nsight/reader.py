@@ -140,7 +140,15 @@ def _read_ranks(
         *strings.notices(),
     ]
     if session_start_ns is None:
-        notices.append(Notice("no-clock"))
+        notices.append(
+            Notice(
+                "no-clock",
+                (
+                    "the file does not say when it was recorded: times count from "
+                    "0, ranks align by events"
+                ),
+            )
+        )
     file_source = Source(
         path=str(path),
         reader="nsight",

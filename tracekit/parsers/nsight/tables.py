@@ -103,7 +103,16 @@ def read_cpu_events(
         "count": unusable,
         "total": frame.height,
     }
-    export.notices.append(Notice("damaged-rows", values=values))
+    export.notices.append(
+        Notice(
+            "damaged-rows",
+            (
+                f"{export.path.name}: {unusable:,} of {frame.height:,} "
+                f"{noun} have no usable start or end"
+            ),
+            values=values,
+        )
+    )
     return frame.with_columns(end=pl.when(usable_end).then("end")).filter(usable_start)
 
 
@@ -129,9 +138,12 @@ def read_gpu_events(
         "total": frame.height,
     }
     missing = [name for name in ("start", "end") if name not in export.columns(table)]
+    why = "they have no usable start or end"
     if missing:
         values |= {"case": "no_column", "table": table, "column": missing[0]}
-    export.notices.append(Notice("damaged-rows", values=values))
+        why = f"{table} has no column '{missing[0]}'"
+    message = f"{export.path.name}: {dropped:,} of {frame.height:,} {noun} were left out: {why}"
+    export.notices.append(Notice("damaged-rows", message, values=values))
     return kept, dropped
 
 
@@ -212,6 +224,15 @@ def find_gpus(export: NsightExport) -> dict[tuple[int, int | None], RecordedGpu]
     }
 
 
+PROBLEMS_OF_PROFILER = {
+    "buffer_full": "a buffer ran full and events may be missing",
+    "events_lost": "some events were lost",
+    "trouble_with_clocks": "the profiler had trouble with its clocks",
+    "unknown_problem": "the profiler reported a problem",
+}
+"""What a profiler's warning is about, in words."""
+
+
 def profiler_warnings(export: NsightExport) -> list[Notice]:
     """Return a notice for each kind of warning or error that the profiler recorded."""
     rows = read_table(export, "DIAGNOSTIC_EVENT", ["severity", "text"])
@@ -223,7 +244,8 @@ def profiler_warnings(export: NsightExport) -> list[Notice]:
     for pattern, case in reversed(_WARNINGS):
         case_of_row = pl.when(text.str.contains(pattern)).then(pl.lit(case)).otherwise(case_of_row)
     counts = rows.group_by(case_of_row.alias("case")).len().sort("case")
-    return [
-        Notice("profiler-warnings", values={"case": case, "count": count})
-        for case, count in counts.rows()
-    ]
+    notices = []
+    for case, count in counts.rows():
+        message = f"{PROBLEMS_OF_PROFILER[case]} ({count} such warnings; open the report in nsys-ui to read them)"
+        notices.append(Notice("profiler-warnings", message, values={"case": case, "count": count}))
+    return notices

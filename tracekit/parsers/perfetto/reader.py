@@ -7,6 +7,7 @@ from typing import BinaryIO
 import polars as pl
 
 from tracekit._loops import warn_if_uncompiled
+from tracekit._util.text import counted, verb
 from tracekit.errors import InputError, Notice, NoticeValue
 from tracekit.parsers.kineto.inputs import is_asked
 from tracekit.parsers.kineto.reader import (
@@ -122,27 +123,74 @@ def _notices(
     notices = []
     values: dict[str, NoticeValue]
     if packets.broken_at is not None:
-        notices.append(Notice("truncated", values={"case": "bytes", "position": packets.broken_at}))
+        notices.append(
+            Notice(
+                "truncated",
+                (f"the file is damaged behind byte {packets.broken_at:,}: the rest was not read"),
+                values={"case": "bytes", "position": packets.broken_at},
+            )
+        )
     elif stream.cut_short:
-        notices.append(Notice("truncated", values={"case": "gzip", "cut_event": False}))
+        values = {"case": "gzip", "cut_event": False}
+        notices.append(Notice("truncated", "the gzip data is damaged", values=values))
     elif packets.is_cut:
-        notices.append(Notice("truncated", values={"case": "packet"}))
+        notices.append(
+            Notice("truncated", ("the file ends inside a packet"), values={"case": "packet"})
+        )
     if packets.too_long:
         values = {"case": "long", "count": packets.too_long, "limit_mb": MAX_PACKET_BYTES >> 20}
-        notices.append(Notice("bad-events", values=values))
+        notices.append(
+            Notice(
+                "bad-events",
+                (
+                    f"{counted(packets.too_long, 'packet')} of more than "
+                    f"{MAX_PACKET_BYTES >> 20} MB: not read"
+                ),
+                values=values,
+            )
+        )
     if damaged := packets.damaged + state.damaged + sum(table.untimed.values()):
-        values = {"case": "packets", "count": damaged, "gpu_events": table.untimed.get(UNTIMED, 0)}
-        notices.append(Notice("bad-events", values=values))
+        gpu_events = table.untimed.get(UNTIMED, 0)
+        of_gpu = f", of which {gpu_events} ran on the GPU" if gpu_events else ""
+        message = (
+            f"{counted(damaged, 'damaged packet')} {verb(damaged, 'was', 'were')} lost{of_gpu}"
+        )
+        values = {"case": "packets", "count": damaged, "gpu_events": gpu_events}
+        notices.append(Notice("bad-events", message, values=values))
     if nameless := rows.skipped.get(UNKNOWN_NAME_KEY):
-        notices.append(Notice("unknown-names", values={"count": nameless}))
+        notices.append(
+            Notice(
+                "unknown-names",
+                (
+                    f"{counted(nameless, 'event')} without a name: the file does "
+                    "not say what its number stands for"
+                ),
+                values={"count": nameless},
+            )
+        )
     if table.bad_texts:
-        notices.append(Notice("bad-text", values={"count": table.bad_texts}))
+        notices.append(
+            Notice(
+                "bad-text",
+                (f"{counted(table.bad_texts, 'name')} repaired after invalid bytes or escapes"),
+                values={"count": table.bad_texts},
+            )
+        )
     if table.long_names:
         notices.append(long_name_notice(table.long_names))
     if packets.unnamed_arguments:
-        notices.append(Notice("unnamed-arguments", values={"count": packets.unnamed_arguments}))
+        notices.append(
+            Notice(
+                "unnamed-arguments",
+                (
+                    f"{counted(packets.unnamed_arguments, 'argument')} left out "
+                    "whose names are given as numbers"
+                ),
+                values={"count": packets.unnamed_arguments},
+            )
+        )
     if not table.events.height:
-        notices.append(Notice("no-events"))
+        notices.append(Notice("no-events", ("the file holds no complete event")))
     return notices
 
 

@@ -138,7 +138,22 @@ def _split_by_rank(
         skipped = skipped | {UNTIMED: untimed}
     if recording.other_operations:
         skipped = skipped | {"barriers": recording.other_operations}
-    notices = (*recording.notices, *call_notices, *range_notices, Notice("no-clock"))
+    notices = (
+        *recording.notices,
+        *call_notices,
+        *range_notices,
+        Notice(
+            "no-clock",
+            (
+                "the file does not "
+                "say when it was "
+                "recorded: times "
+                "count from 0, "
+                "ranks align by "
+                "events"
+            ),
+        ),
+    )
     result = []
     for process, group in groupby(ranks, key=lambda each: each.process):
         ranks_of_process = list(group)

@@ -126,7 +126,16 @@ def usable_host_events(
         "count": len(frame) - len(usable),
         "total": len(frame),
     }
-    return closed, (Notice("damaged-rows", values=values),)
+    return closed, (
+        Notice(
+            "damaged-rows",
+            (
+                f"{file}: {len(frame) - len(usable):,} of {len(frame):,} {noun} "
+                "have no usable start or end"
+            ),
+            values=values,
+        ),
+    )
 
 
 def _is_plausible(column: str) -> pl.Expr:

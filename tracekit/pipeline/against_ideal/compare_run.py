@@ -13,6 +13,7 @@ import polars as pl
 from tracekit._util.arrays import Ints, SortedGroups
 from tracekit._util.columns import concat_ranks
 from tracekit._util.notices import merge_notices
+from tracekit._util.text import joined, listed, ms, percent, ranks_named
 from tracekit._util.workers import MapFunction
 from tracekit.align.clocks import Clocks
 from tracekit.documents.analysis import RankBubble
@@ -179,7 +180,11 @@ def _match_steps(
             continue
         if pipeline.step in cut_steps:
             notices[pipeline.step] = [
-                Notice("step-cut", values={"case": "not_recorded", "step": pipeline.step})
+                Notice(
+                    "step-cut",
+                    (f"step {pipeline.step} is cut: a part of what it launched was not recorded"),
+                    values={"case": "not_recorded", "step": pipeline.step},
+                )
             ]
             continue
         finding = finder.find(pipeline)
@@ -253,13 +258,26 @@ def _compare_step(
         gap_ns = None
     doubt = find_doubt(match, measured_ns=replays.makespan, ideal_ns=ideal.makespan, gap_ns=gap_ns)
     if doubt and wanted == "auto" and not (match.exact and pipeline.stages_from != "nothing"):
-        doubtful = Notice("schedule-doubtful", values={"step": pipeline.step, **doubt})
+        message = f"step {pipeline.step}: {doubt.text}: no schedule is named"
+        values = {"step": pipeline.step, **doubt.values}
+        doubtful = Notice("schedule-doubtful", message, values=values)
         return None, [*pipeline.notices, *notices, doubtful]
     if doubt:
         gap_ns = None
-        notices = [*notices, Notice("gap-doubtful", values=doubt)]
+        message = f"{doubt.text}: the gap is not split by cause"
+        notices = [*notices, Notice("gap-doubtful", message, values=doubt.values)]
     if replays.graph.broken:
-        notices = [*notices, Notice("order-uncertain", values={"cells": int(replays.graph.broken)})]
+        notices = [
+            *notices,
+            Notice(
+                "order-uncertain",
+                (
+                    f"{int(replays.graph.broken)} cells seem to wait for "
+                    "each other: their stages or order are not certain"
+                ),
+                values={"cells": int(replays.graph.broken)},
+            ),
+        ]
     return StepComparison(
         pipeline,
         match,
@@ -290,28 +308,52 @@ def _match_notices(match: Match, pipeline: Pipeline) -> list[Notice]:
     notices = []
     if match.exact and match.blocks_run_apart:
         notices.append(
-            Notice("fb-run-apart", values={"blocks": match.blocks_run_apart, "schedule": name})
+            Notice(
+                "fb-run-apart",
+                (
+                    f"{match.blocks_run_apart} overlapped FB blocks of {name} ran as an F and "
+                    "a B, one after the other"
+                ),
+                values={"blocks": match.blocks_run_apart, "schedule": name},
+            )
         )
     if match.exact and match.backwards_run_whole:
         notices.append(
             Notice(
-                "backward-fused", values={"backwards": match.backwards_run_whole, "schedule": name}
+                "backward-fused",
+                (f"{match.backwards_run_whole} split backwards of {name} ran in one piece"),
+                values={"backwards": match.backwards_run_whole, "schedule": name},
             )
         )
     if not match.exact:
         notices.append(order_differs_notice(match, pipeline))
     if match.ambiguous_with:
-        case = "on_these_ranks" if len(pipeline.positions) < len(pipeline.ranks) else "at_this_size"
+        same_order = f"{joined(match.ambiguous_with)} would have the same order as {name}"
+        case = "at_this_size"
+        message = f"at this size {same_order}"
+        if len(pipeline.positions) < len(pipeline.ranks):
+            case = "on_these_ranks"
+            message = f"on the ranks there are traces of, {same_order}; traces of more ranks would decide it"
         values: NoticeValues = {
             "case": case,
             "others": tuple(match.ambiguous_with),
             "schedule": name,
         }
-        notices.append(Notice("schedule-ambiguous", values=values))
+        notices.append(Notice("schedule-ambiguous", message, values=values))
     if pipeline.stages_from == "pattern":
-        notices.append(Notice("stages-from-pattern"))
+        notices.append(
+            Notice(
+                "stages-from-pattern",
+                ("stages and micro-batches are taken from the schedule that has this pattern"),
+            )
+        )
     if pipeline.weights_counted:
-        notices.append(Notice("weights-counted"))
+        notices.append(
+            Notice(
+                "weights-counted",
+                ("weight gradients ran outside autograd: each is given to a backward by counting"),
+            )
+        )
     return notices
 
 
@@ -330,6 +372,11 @@ def _late_start_notices(pipeline: Pipeline, replays: StepReplays) -> list[Notice
             notices.append(
                 Notice(
                     "late-start",
+                    (
+                        f"step {pipeline.step}: {ranks_named((pipeline.ranks[position],))} "
+                        f"began {ms(ns)} late: its host had not launched anything (counted as "
+                        "host)"
+                    ),
                     ranks=(pipeline.ranks[position],),
                     values={"step": pipeline.step, "late_ns": ns},
                 )
@@ -441,7 +488,13 @@ def compare_pipelines(
     clocks = clocks or Clocks.recorded(rank.rank for rank in ranks)
     with_work, peer_notices = name_peers([rank for rank in ranks if rank.has_work], layout)
     if not with_work:  # so there are no messages either, whose peers a notice could be about
-        return None, (Notice("no-pipeline", values={"case": "no_work"}),)
+        return None, (
+            Notice(
+                "no-pipeline",
+                ("no forward or backward work was found: nothing to reconstruct"),
+                values={"case": "no_work"},
+            ),
+        )
     by_rank = {rank.rank: rank for rank in with_work}
     groups = find_parallel_groups(with_work, layout)
     size_notices: list[Notice] = []
@@ -520,10 +573,37 @@ def _no_schedule_notices(
             crossed[tables.rank] = share
     if crossed:
         rank = max(crossed, key=lambda rank: crossed[rank])
-        return [Notice("overlap-seen", ranks=(rank,), values={"share": crossed[rank]})]
+        return [
+            Notice(
+                "overlap-seen",
+                (
+                    f"{ranks_named((rank,))} runs {percent(crossed[rank])} of its "
+                    "communication beside compute of the other pass: it overlaps "
+                    "micro-batches; which schedule that belongs to cannot be known "
+                    "without its messages"
+                ),
+                ranks=(rank,),
+                values={"share": crossed[rank]},
+            )
+        ]
     if all(len(pipeline) == 1 for pipeline in pipelines):
-        return [Notice("no-pipeline", values={"case": "no_messages"})]
-    return [Notice("no-pipeline", values={"case": "no_common_step"})]
+        return [
+            Notice(
+                "no-pipeline",
+                (
+                    "no pipeline messages and no overlapped micro-batches: no schedule "
+                    "to compare with"
+                ),
+                values={"case": "no_messages"},
+            )
+        ]
+    return [
+        Notice(
+            "no-pipeline",
+            ("the ranks of a pipeline have no step in common"),
+            values={"case": "no_common_step"},
+        )
+    ]
 
 
 def _choose_head(
@@ -568,7 +648,19 @@ def _choose_step(steps: Sequence[StepComparison]) -> tuple[StepComparison, list[
             "exact": other.exact,
             "microbatches": other.microbatches,
         }
-        notices.append(Notice("steps-differ", values=values))
+        notices.append(
+            Notice(
+                "steps-differ",
+                (
+                    "step(s) "
+                    f"{listed(tuple(step.pipeline.step for step in others), most=8)}"
+                    " ran another order than the step shown ("
+                    f"{'' if other.exact else 'not quite '}{other.name} with "
+                    f"{other.microbatches} micro-batches)"
+                ),
+                values=values,
+            )
+        )
     by_time = sorted(same, key=lambda step: step.measured_ns)
     return by_time[(len(by_time) - 1) // 2], notices
 

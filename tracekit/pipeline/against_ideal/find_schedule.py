@@ -11,6 +11,8 @@ import msgspec
 import polars as pl
 from msgspec.structs import replace
 
+from tracekit._util.notices import of_ranks
+from tracekit._util.text import counted, listed, ms, percent
 from tracekit.align.clocks import Clocks
 from tracekit.errors import Notice, NoticeValues
 from tracekit.pipeline.against_ideal import identify
@@ -117,9 +119,12 @@ class OrderSearch:
             }
             if named:
                 values |= {"case": "ranks", "schedule_ranks": named[0].pp}
+                order = f"{wanted} is an order of {counted(named[0].pp, 'rank')}"
+                message = f"{order}, and the pipeline has {self.pp}"
             else:
                 values |= {"case": "size"}
-            return None, [Notice("schedule-other", values=values)]
+                message = f"{wanted} cannot run {self.forwards} forwards on each of {self.pp} ranks"
+            return None, [Notice("schedule-other", message, values=values)]
         match = self.exact_match(schedules)
         if match is None and self.stages_known:
             match = min(
@@ -153,9 +158,15 @@ class OrderSearch:
             return None, [_order_unknown(self.pipeline)]
         if misplaced_share(self.orders, nearest) <= MAX_MISPLACED_SHARE:
             return nearest, []
-        distance = _distance_values(nearest, self.pipeline)
-        values = {"case": "order", "step": self.pipeline.step, **distance}
-        return None, [Notice("schedule-doubtful", values=values)]
+        step = self.pipeline.step
+        name = nearest.schedule.name
+        units = _count_units(self.orders, nearest.schedule)
+        message = (
+            f"step {step}: its order is nearest to {name}'s, but {nearest.distance} of its {units} units of work are "
+            "elsewhere: no schedule is named; give another order with --schedule FILE"
+        )
+        values = {"case": "order", "step": step, **_distance_values(nearest, units)}
+        return None, [Notice("schedule-doubtful", message, values=values)]
 
     def _likely(self) -> Iterable[Schedule]:
         placement = self.pipeline.placement
@@ -226,7 +237,15 @@ def _find_cut(pipeline: Pipeline) -> Notice | None:
         [cells.filter(pl.col("op").is_in(["B", "I"])).select("position", "pair"), blocks]
     )
     if backwards.is_empty():
-        return Notice("forward-only", values={"step": pipeline.step})
+        return Notice(
+            "forward-only",
+            (
+                f"step {pipeline.step}: forwards run and no backward: evaluation or "
+                "inference, or the trace ends before the first backward; a training "
+                "schedule cannot be named"
+            ),
+            values={"step": pipeline.step},
+        )
     without_backward = forwards.join(backwards, on=["position", "pair"], how="anti").height
     without_forward = backwards.join(forwards, on=["position", "pair"], how="anti").height
     counts = forwards.group_by("position").len()["len"].unique().sort().to_list()
@@ -240,7 +259,15 @@ def _find_cut(pipeline: Pipeline) -> Notice | None:
         "fewest_forwards": counts[0] if counts else 0,
         "most_forwards": counts[-1] if counts else 0,
     }
-    return Notice("step-cut", values=values)
+    signs = []
+    if without_backward:
+        signs.append(f"{without_backward} forwards have no backward")
+    if without_forward:
+        signs.append(f"{without_forward} backwards have no forward")
+    if len(counts) > 1:
+        signs.append(f"the ranks ran {counts[0]} to {counts[-1]} forwards")
+    message = f"step {pipeline.step} is cut: {', '.join(signs)}; which schedule it was part of is not certain"
+    return Notice("step-cut", message, values=values)
 
 
 def misplaced_share(orders: Orders, match: Match) -> float:
@@ -256,28 +283,63 @@ def _count_units(orders: Orders, schedule: Schedule) -> int:
     return unit_count
 
 
-def _distance_values(match: Match, pipeline: Pipeline) -> NoticeValues:
-    """Return how far the order of a pipeline is from the schedule's, as values of a notice."""
-    units = _count_units(pipeline.orders, match.schedule)
+def _distance_values(match: Match, units: int) -> NoticeValues:
+    """Return how far the order of a pipeline is from the schedule's, of so many *units*, as values of a notice."""
     return {"schedule": match.schedule.name, "misplaced": match.distance, "units": units}
 
 
 def order_differs_notice(match: Match, pipeline: Pipeline) -> Notice:
     """Return a notice with the distance of the order from the schedule's."""
-    return Notice("order-differs", values=_distance_values(match, pipeline))
+    units = _count_units(pipeline.orders, match.schedule)
+    message = (
+        f"the order is not exactly {match.schedule.name}'s: {match.distance} of its {units} units of work are "
+        "elsewhere"
+    )
+    return Notice("order-differs", message, values=_distance_values(match, units))
 
 
 def _order_unknown(pipeline: Pipeline) -> Notice:
     stages_known = pipeline.stages_from != "nothing"
-    return Notice(
-        "order-unknown", ranks=tuple(pipeline.ranks), values={"stages_known": stages_known}
+    stages = "" if stages_known else " and its stages are not known"
+    message = (
+        f"pipeline of rank(s) {listed(pipeline.ranks, most=8)}: its order is not a known schedule's{stages}; give "
+        "one with --schedule FILE"
     )
+    values: NoticeValues = {"stages_known": stages_known}
+    return Notice("order-unknown", message, ranks=tuple(pipeline.ranks), values=values)
+
+
+class Doubt(msgspec.Struct, frozen=True):
+    """Why a comparison with a schedule should not be shown."""
+
+    case: str
+    schedule: str
+    measured_ns: int
+    ideal_ns: int | None = None
+    share: float | None = None
+    """Share of the measured makespan that it is about."""
+
+    @property
+    def text(self) -> str:
+        """The doubt as the beginning of a sentence."""
+        measured = f"the {ms(self.measured_ns)} measured"
+        if self.case == "ideal_above":
+            ideal = f"the ideal of {self.schedule} at the run's own times, {ms(self.ideal_ns)}"
+            return f"{ideal}, is above {measured}"
+        would = "stay unexplained" if self.case == "unexplained" else "have two causes"
+        return f"compared with {self.schedule}, {percent(self.share or 0.0)} of {measured} would {would}"
+
+    @property
+    def values(self) -> NoticeValues:
+        """Its figures, as the values of a notice."""
+        named = msgspec.structs.asdict(self)
+        return {name: value for name, value in named.items() if value is not None}
 
 
 def find_doubt(
     match: Match, *, measured_ns: int, ideal_ns: int, gap_ns: Mapping[str, int] | None
-) -> NoticeValues:
-    """Return why a comparison should not be shown, as the values of a notice; empty if it should.
+) -> Doubt | None:
+    """Return why a comparison should not be shown; None if it should.
 
     Args:
         match: Schedule compared with.
@@ -287,17 +349,19 @@ def find_doubt(
             ideal of all.
     """
     if gap_ns is None:
-        return {}
-    doubt: NoticeValues = {"schedule": match.schedule.name, "measured_ns": measured_ns}
+        return None
+    name = match.schedule.name
     if ideal_ns > (1 + MAX_IDEAL_EXCESS) * measured_ns:
-        return {"case": "ideal_above", **doubt, "ideal_ns": ideal_ns}
+        return Doubt("ideal_above", name, measured_ns, ideal_ns=ideal_ns)
     unexplained_ns = abs(gap_ns["unexplained"])
     if unexplained_ns > MAX_UNEXPLAINED_SHARE * measured_ns:
-        return {"case": "unexplained", **doubt, "share": unexplained_ns / max(1, measured_ns)}
+        share = unexplained_ns / max(1, measured_ns)
+        return Doubt("unexplained", name, measured_ns, share=share)
     explained_twice_ns = -sum(min(0, ns) for ns in gap_ns.values())
     if explained_twice_ns > MAX_UNEXPLAINED_SHARE * measured_ns:
-        return {"case": "two_causes", **doubt, "share": explained_twice_ns / max(1, measured_ns)}
-    return {}
+        share = explained_twice_ns / max(1, measured_ns)
+        return Doubt("two_causes", name, measured_ns, share=share)
+    return None
 
 
 # ---- Size of a pipeline of which some ranks have no trace and no process group is recorded.
@@ -354,6 +418,7 @@ def find_pipeline_size(
     """
     fits = list(_fitting_sizes(ranks, wanted))
     numbers = tuple(rank.rank for rank in ranks)
+    unsaid = f"{of_ranks(numbers)}nothing in the trace says how many ranks the pipeline has"
     if not fits:
         values: NoticeValues = {
             "case": "none_fits",
@@ -361,7 +426,16 @@ def find_pipeline_size(
             "smallest": SIZES_TO_TRY[0],
             "largest": SIZES_TO_TRY[-1],
         }
-        return (), [Notice("pipeline-size-unknown", ranks=numbers, values=values)]
+        return (), [
+            Notice(
+                "pipeline-size-unknown",
+                f"{unsaid}, and {'no known schedule' if wanted == 'auto' else wanted} of {SIZES_TO_TRY[0]} to "
+                f"{SIZES_TO_TRY[-1]} ranks has this order: no schedule is named; give more of its ranks, or "
+                "--layout pp=N",
+                ranks=numbers,
+                values=values,
+            )
+        ]
     least_doubts = min(fit.doubts for fit in fits)
     best: list[_FittingSize] = []
     others: list[_FittingSize] = []
@@ -370,11 +444,18 @@ def find_pipeline_size(
         group.append(fit)
     schedules, sizes = _sizes_by_schedule(best)
     fitting: NoticeValues = {"schedules": schedules, "sizes": sizes}
+    fitting_text = _schedules_with_sizes(schedules, sizes)
     if len(best) > 1:
         values = {"case": "several_fit", **fitting}
-        return (), [Notice("pipeline-size-unknown", ranks=numbers, values=values)]
+        message = (
+            f"{unsaid}, and the order is that of {fitting_text}: no schedule is named; give more of its ranks, or "
+            "--layout pp=N"
+        )
+        return (), [Notice("pipeline-size-unknown", message, ranks=numbers, values=values)]
     if not others:
-        return best[0].pipelines, [Notice("size-from-order", ranks=numbers, values=fitting)]
+        message = f"{unsaid}; its order is that of {fitting_text} and of no other size tried; override with --layout"
+        notice = Notice("size-from-order", message, ranks=numbers, values=fitting)
+        return best[0].pipelines, [notice]
     other_schedules, other_sizes = _sizes_by_schedule(others)
     values = {
         "case": "size",
@@ -382,7 +463,23 @@ def find_pipeline_size(
         "other_schedules": other_schedules,
         "other_sizes": other_sizes,
     }
-    return best[0].pipelines, [Notice("schedule-ambiguous", ranks=numbers, values=values)]
+    others_text = _schedules_with_sizes(other_schedules, other_sizes)
+    message = (
+        f"{unsaid}; its order is that of {fitting_text}, and less likely (blocks run apart, or other stages than the "
+        f"ranges say) of {others_text}; traces of more ranks, or --layout, would decide it"
+    )
+    notice = Notice("schedule-ambiguous", message, ranks=numbers, values=values)
+    return best[0].pipelines, [notice]
+
+
+def _schedules_with_sizes(schedules: Sequence[str], sizes: Sequence[Sequence[int]]) -> str:
+    """Return names of schedules with the sizes at which they fit.
+
+    >>> _schedules_with_sizes(["1f1b", "gpipe"], [[4], [2, 3]])
+    '1f1b of 4 ranks, gpipe of 2, 3 ranks'
+    """
+    pairs = zip(schedules, sizes, strict=True)
+    return ", ".join(f"{schedule} of {listed(fitting)} ranks" for schedule, fitting in pairs)
 
 
 def _sizes_by_schedule(

@@ -14,6 +14,7 @@ from math import prod
 import polars as pl
 
 from tracekit._util.arguments import checked_text
+from tracekit._util.text import listed, percent, ranks_named
 from tracekit.align.peers import MESSAGES, PipelinePeers, along_pipelines, by_communicator
 from tracekit.classify.rules import builtin_rules
 from tracekit.errors import Notice, NoticeValues, OptionError
@@ -149,7 +150,14 @@ def add_pipelines(groups: ParallelGroups, pipelines: Sequence[tuple[int, ...]]) 
         if missing:
             notices.append(
                 Notice(
-                    "partial-pipeline", ranks=tuple(pipeline), values={"missing": tuple(missing)}
+                    "partial-pipeline",
+                    (
+                        f"pipeline of ranks {listed(tuple(pipeline), most=8)}: no trace of "
+                        f"{ranks_named(tuple(missing))}: their cells, and what they held up, "
+                        "cannot be known"
+                    ),
+                    ranks=tuple(pipeline),
+                    values={"missing": tuple(missing)},
                 )
             )
         for position, rank in enumerate(pipeline):
@@ -212,7 +220,17 @@ def _find_contradiction(ranks: Sequence[RankPipeline], line: Sequence[int]) -> N
             others = {peer for peer in rank.peers if peer is not None} - set(line)
         if others:
             values: NoticeValues = {"pipeline": tuple(line), "peers": tuple(sorted(others))}
-            return Notice("layout-contradicted", ranks=(rank.rank,), values=values)
+            return Notice(
+                "layout-contradicted",
+                (
+                    f"the layout makes ranks {listed(tuple(line), most=8)} one "
+                    f"pipeline, but {ranks_named((rank.rank,))} exchanges its messages "
+                    f"with rank {listed(tuple(sorted(others)), most=8)}: no schedule "
+                    "can be named for it"
+                ),
+                ranks=(rank.rank,),
+                values=values,
+            )
     return None
 
 
@@ -317,8 +335,23 @@ def _without_peers_notice(members: list[int], group: tuple[int, ...]) -> Notice:
     Without all ranks nothing is known.
     """
     if not group and members != list(range(len(members))):
-        return Notice("ranks-unknown", ranks=tuple(members))
-    return Notice("peers-unknown", ranks=tuple(members))
+        return Notice(
+            "ranks-unknown",
+            (
+                "messages do not name their peers, and not all ranks are here (only "
+                f"{listed(tuple(members), most=8)}): which ranks form a pipeline is "
+                "not known; give all, or --layout"
+            ),
+            ranks=tuple(members),
+        )
+    return Notice(
+        "peers-unknown",
+        (
+            f"messages do not name their peers: ranks {listed(tuple(members), most=8)} "
+            "are taken as one pipeline, in this order; override with --layout"
+        ),
+        ranks=tuple(members),
+    )
 
 
 def _find_pipeline_group(
@@ -418,10 +451,24 @@ def name_peers(
     return [local.get(rank.rank, rank) for rank in ranks], notices
 
 
+MAX_RANKS_NAMED = 8
+"""Ranks of a pipeline that a sentence names."""
+MAX_PIPELINES_NAMED = 4
+"""Pipelines that a sentence names; of the others it says how many there are."""
+
+
 def _order_notice(named: PipelinePeers, count: int) -> Notice:
     values: NoticeValues = {
         "pipelines": tuple(tuple(line) for line in named.pipelines),
         "met_share": named.met_share,
         "messages": count,
     }
-    return Notice("peers-by-order", values=values)
+    shown = [listed(line, most=MAX_RANKS_NAMED) for line in named.pipelines[:MAX_PIPELINES_NAMED]]
+    more = len(named.pipelines) - len(shown)
+    pipelines = "; ".join(shown) + (f" and {more} more" if more else "")
+    message = (
+        f"messages do not name their peers: along the pipeline of ranks {pipelines} the k-th send meets the k-th "
+        f"receive, and {percent(named.met_share, digits=0)} of the {count:,} ran at the same time as their other "
+        "side; waiting rests on that match (override with --layout)"
+    )
+    return Notice("peers-by-order", message, values=values)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from tracekit._util.arrays import Bools, Ints
 from tracekit._util.columns import to_int64
 from tracekit.align.clocks import Clocks
-from tracekit.errors import Notice
+from tracekit.errors import Notice, NoticeValues
 from tracekit.pipeline.reconstruct.chunk_table import CHUNKS
 from tracekit.pipeline.reconstruct.messages import RANK_MESSAGES
 from tracekit.pipeline.reconstruct.pipeline import (
@@ -378,13 +378,28 @@ def _count_messages(messages: Mapping[int, pl.DataFrame]) -> dict[int, dict[int,
     return {position: dict(peers) for position, peers in sent.items()}
 
 
+WHY_STAGES_ARE_UNKNOWN = {
+    "peers_unnamed": "the trace does not say who the messages went to",
+    "loop_without_last_rank": "without the last rank the chunks of a loop cannot be told apart",
+    "v_without_last_rank": (
+        "without the last rank's forwards a V cannot be told from two opposite pipelines"
+    ),
+    "uneven_sends": "the last rank's sends do not divide into chunks",
+    "unknown_chunk_order": "the order of {virtual} chunks per rank is not a known one",
+    "uneven_forwards": "the ranks ran different numbers of forwards",
+}
+"""Words for each reason of a placement."""
+
+
 def _stages_unknown_notice(result: _StepResult) -> tuple[Notice, ...]:
     if result.stages_from != "nothing":
         return ()
     placement = result.placement
-    return (
-        Notice("stages-unknown", values={"case": placement.reason, "virtual": placement.virtual}),
-    )
+    reason = placement.reason or "peers_unnamed"
+    why = WHY_STAGES_ARE_UNKNOWN[reason].format(virtual=placement.virtual)
+    message = f"stages and micro-batches are not known: {why}"
+    values: NoticeValues = {"case": placement.reason, "virtual": placement.virtual}
+    return (Notice("stages-unknown", message, values=values),)
 
 
 def _make_cells(tables: StepTables, results: Sequence[_StepResult], clocks: Clocks) -> pl.DataFrame:

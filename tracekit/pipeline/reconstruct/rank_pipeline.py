@@ -216,7 +216,16 @@ def sample_steps(
         wanted = steps.gather_every(stride)
     sampled = labelled.filter(pl.col("step").is_null() | pl.col("step").is_in(wanted.implode()))
     values: NoticeValues = {"stride": stride, "compared": len(wanted), "steps": len(steps)}
-    return sampled, (Notice("steps-sampled", values=values),)
+    return sampled, (
+        Notice(
+            "steps-sampled",
+            (
+                f"one step in {stride} is compared with its ideal, {len(wanted)} "
+                f"of {len(steps)}; choose others with --steps"
+            ),
+            values=values,
+        ),
+    )
 
 
 def _stall_table(stalls: Mapping[str, Intervals]) -> pl.DataFrame:
@@ -250,13 +259,28 @@ def _pairing_notices(rows: pl.DataFrame, chunks: pl.DataFrame) -> tuple[Notice, 
     notices = []
     is_whole_backward = pl.col("op") == "B"
     if chunks.height and rows["number"].null_count() == len(rows):
-        notices.append(Notice("no-sequence-numbers"))
+        notices.append(
+            Notice(
+                "no-sequence-numbers",
+                ("no autograd sequence numbers: backwards are tied to forwards by order alone"),
+            )
+        )
     elif chunks.filter(is_whole_backward & (pl.col("confidence") <= CONFIDENCE_POSITION)).height:
-        notices.append(Notice("pairs-by-order"))
+        notices.append(
+            Notice(
+                "pairs-by-order",
+                (
+                    "backwards share no sequence number with a forward (as with "
+                    "recomputed layers): tied by order alone"
+                ),
+            )
+        )
     forwards = chunks.filter(pl.col("op") == "F")
     with_backward = forwards.join(
         chunks.filter(pl.col("op") != "F"), on=["step", "pair"], how="semi"
     )
     if 0 < with_backward.height < forwards.height:
-        notices.append(Notice("forward-without-backward"))
+        notices.append(
+            Notice("forward-without-backward", ("some forwards have no backward in the trace"))
+        )
     return tuple(notices)

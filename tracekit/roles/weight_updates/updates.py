@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Ints
+from tracekit._util.text import joined
 from tracekit.documents.roles import BucketCell, WeightUpdate
 from tracekit.errors import Notice, NoticeValues
 from tracekit.intervals import Intervals, union
@@ -47,13 +48,34 @@ def find_weight_updates(
         return [], []
     notices: list[Notice] = []
     if not workers and any(len(process.lane("h2d")) for process in servers):
-        notices.append(Notice("role-missing", values={"case": "inference"}))
+        notices.append(
+            Notice(
+                "role-missing",
+                (
+                    "no process that takes the weights is recorded: reloads, "
+                    "their overlap and the ideal of the weight update are "
+                    "unknown; record the inference engine too, and name both: "
+                    "--role server=PATH --role worker=PATH"
+                ),
+                values={"case": "inference"},
+            )
+        )
     transfers_of_servers = [split_updates(server, workers.get(server.rank)) for server in servers]
     counts = Counter(len(transfers) for transfers in transfers_of_servers)
     update_count = counts.most_common(1)[0][0]
     if len(counts) > 1:
         values: NoticeValues = {"numbers": tuple(sorted(counts)), "counted": update_count}
-        notices.append(Notice("weight-updates-differ", values=values))
+        notices.append(
+            Notice(
+                "weight-updates-differ",
+                (
+                    "ranks have different numbers of weight updates ("
+                    f"{joined(tuple(sorted(counts)))}): only ranks with "
+                    f"{update_count} are counted"
+                ),
+                values=values,
+            )
+        )
     # The k-th update of one rank is the k-th of another only if both have the same number.
     complete = [
         (server, transfers)
@@ -69,7 +91,17 @@ def find_weight_updates(
     for update in updates:
         if update.reloaded_bytes not in (None, update.bytes) and not _is_padding(update):
             values = {"reloaded_bytes": update.reloaded_bytes, "bytes": update.bytes}
-            notices.append(Notice("weights-not-reloaded", values=values))
+            notices.append(
+                Notice(
+                    "weights-not-reloaded",
+                    (
+                        f"workers took {update.reloaded_bytes:,} of "
+                        f"{update.bytes:,} bytes: part of the update was not "
+                        "recorded, or not applied"
+                    ),
+                    values=values,
+                )
+            )
             break  # the first such update stands for all
     return updates, notices
 
