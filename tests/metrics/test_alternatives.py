@@ -287,7 +287,7 @@ def test_gradients_of_what_no_optimizer_updates_are_named(findings_of_steps):
 
 
 def test_batch_norms_in_training_mode_and_dropouts_are_named_in_inference(findings_of_steps):
-    """128 MB that are read once and written at 75 % of 4.8 TB/s take 0.036 ms and not 1."""
+    """134 MB that are read once and written at 35 % of 4.8 TB/s take 0.16 ms and not 1."""
 
     def infer(*, training):
         def fill(recording, start, _):
@@ -306,7 +306,7 @@ def test_batch_norms_in_training_mode_and_dropouts_are_named_in_inference(findin
         return fill
 
     finding = findings_of_steps(infer(training=True))["training_mode", ""]
-    assert finding.saves_ns == pytest.approx(4 * (1_000_000 - 74_600 + 400_000), rel=0.03)
+    assert finding.saves_ns == pytest.approx(4 * (1_000_000 - 159_800 + 400_000), rel=0.03)
     assert "`model.eval()`" in finding.advice
     assert ("training_mode", "") not in findings_of_steps(infer(training=False))
 

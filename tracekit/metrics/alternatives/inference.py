@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from tracekit._util.shapes import is_shape, parse_list
@@ -25,6 +24,8 @@ DROPOUT = r"^aten::(native_dropout|_fused_dropout|bernoulli_|dropout)$"
 INTEGER_TYPES = ("signed char", "unsigned char", "char", "int8_t", "uint8_t")
 MIN_DEQUANTISED = 4
 """Weights that are dequantised in a step, from which it is a habit."""
+EVALUATED_NORM_SHARE = Share(0.25, 0.35, 0.75)
+"""Share of the memory's bandwidth that a batch norm with learned statistics reaches, as recorded with channels last."""
 BIAS_SHARE = Share(0.25, 0.32, 0.5)
 """Share of the memory's bandwidth that adding a bias to an image reaches, as recorded behind convolutions."""
 MIN_VOCABULARY = 4096
@@ -63,16 +64,17 @@ class TrainingMode(Alternative, frozen=True, kw_only=True):
         norms = [site["site"] for site in _sites_of(rank, TRAINING_INPUT) if _trains(site)]
         in_norm = rank.events.filter(pl.col("site").is_in(norms))
         calls = in_norm.filter(pl.col("elements").is_not_null())
-        if not calls.is_empty():
-            moved = calls["elements"] * calls["narrow_width"].fill_null(2) * 2
-            durations = rank.speeds.memory_ns(moved.to_numpy().astype(np.float64))
-            if durations is not None:
-                names = ("low_ns", "likely_ns", "high_ns")
-                columns = [
-                    pl.Series(name, values) for name, values in zip(names, durations, strict=True)
-                ]
-                priced = calls.with_columns(*columns, group="call")
-                yield new_durations(priced, self.change, what="batch norms", keeps_first=True)
+        bandwidth = rank.speeds.bandwidth
+        if not calls.is_empty() and bandwidth is not None:
+            full_ns = pl.col("elements") * pl.col("narrow_width").fill_null(2) * 2 / bandwidth
+            share = EVALUATED_NORM_SHARE
+            priced = calls.with_columns(
+                low_ns=full_ns / share.high,
+                likely_ns=full_ns / share.likely,
+                high_ns=full_ns / share.low,
+                group="call",
+            )
+            yield new_durations(priced, self.change, what="batch norms", keeps_first=True)
             # Each norm counts its batches.
             counts = rank.events.filter(
                 (pl.col("op") == "aten::add_") & pl.col("dtypes").str.starts_with('["long int"')
