@@ -8,6 +8,7 @@ operators, never by shapes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
@@ -151,11 +152,12 @@ def _measured_results(ops: pl.DataFrame, loops: Collection[_RepeatedRun]) -> lis
         if len(results):
             last = int(first + results[-1] + 1)
             stretches.append(_RepeatedRun(int(first), last - int(first), last))
-    bodies = [tuple(names[run.first : run.stop]) for run in stretches]
+    bodies = [" ".join(names[run.first : run.stop]) for run in stretches]
+    counts = Counter(bodies)
     return [
         run
         for run, body in zip(stretches, bodies, strict=True)
-        if len(body) > 1 and bodies.count(body) >= MIN_RESULTS
+        if " " in body and counts[body] >= MIN_RESULTS
     ]
 
 
