@@ -26,7 +26,8 @@ def page() -> str:
         ' "Warnings", in JSON as `warnings`, in Python as `notices`. Each is data: a `code`, which keeps its'
         " meaning, the `ranks` and `labels` it is about, and `values`, the figures and names in its sentence;"
         ' where a code can mean several things, `values["case"]` tells which. The sentence for people'
-        " (`message`) is made of them and may be reworded.",
+        " (`message`) is made of them and may be reworded. A `severity` of `note` changes no figure and asks for"
+        " nothing: the first screen leaves it out.",
         "",
         *table("code", "means"),
     ]

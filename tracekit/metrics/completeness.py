@@ -233,6 +233,7 @@ def _check_launches(calls: NamedRows, labelled: pl.DataFrame) -> Completeness:
                     "kernel is missing for them"
                 ),
                 values={"launches": int(captured.sum())},
+                severity="note",
             ),
         )
     lost = lost.filter(pl.Series(~captured))

@@ -45,4 +45,5 @@ def long_name_notice(count: int) -> Notice:
         "long-names",
         (f"{counted(count, 'name')} longer than {MAX_NAME_CHARS:,} characters shortened"),
         values={"count": count, "limit": MAX_NAME_CHARS},
+        severity="note",
     )

@@ -285,6 +285,7 @@ def free_step_notices(ranks: Sequence[RankTables], free: FreeStep | None) -> lis
                     "savings are as recorded"
                 ),
                 values={"case": "other_profiler"},
+                severity="note",
             )
         ]
     if any(is_clock_unexplained(rank.source) for rank in ranks):  # its own notice says so

@@ -292,6 +292,7 @@ def _notices(
                 "bad-text",
                 (f"{counted(table.bad_texts, 'name')} repaired after invalid bytes or escapes"),
                 values={"count": table.bad_texts},
+                severity="note",
             )
         )
     if table.long_names:

@@ -345,6 +345,7 @@ def _match_notices(match: Match, pipeline: Pipeline) -> list[Notice]:
             Notice(
                 "stages-from-pattern",
                 ("stages and micro-batches are taken from the schedule that has this pattern"),
+                severity="note",
             )
         )
     if pipeline.weights_counted:
@@ -352,6 +353,7 @@ def _match_notices(match: Match, pipeline: Pipeline) -> list[Notice]:
             Notice(
                 "weights-counted",
                 ("weight gradients ran outside autograd: each is given to a backward by counting"),
+                severity="note",
             )
         )
     return notices
