@@ -39,6 +39,7 @@ def kernels(*rows):
             "loading_ns": 0,
             "after_release_ns": -1,
             "recording_ns": 0 if i == 0 else 4,
+            "host_state": None,
         }
         events.append({**event, **(changes[0] if changes else {})})
     return pl.DataFrame(events, schema=RANK_EVENTS)

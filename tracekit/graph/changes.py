@@ -29,7 +29,9 @@ from tracekit.graph.change import (
 from tracekit.graph.constants import (
     FREE_COST_RANGE,
     FREE_HOST_RANGE,
+    FREE_HOST_RANGE_WITHOUT_STATE,
     FREE_RANGE_OF_GPU_LIMIT,
+    HOST_STATE_QUANTILES,
     HOST_VARIATION,
     LANE_BINS,
     LINK_VARIATION,
@@ -276,8 +278,8 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         low, high = FREE_RANGE_OF_GPU_LIMIT
         if modelled_ns > (1 + MAX_SHARE_ABOVE_GPU_LIMIT) * gpu_ns:
             shortest_ns, longest_ns = (
-                self._with_cost_given_back(part, host)
-                for part, host in zip(FREE_COST_RANGE, FREE_HOST_RANGE, strict=True)
+                self._with_cost_given_back(part, self._host_at_end(end))
+                for end, part in enumerate(FREE_COST_RANGE)
             )
             low = min(shortest_ns / modelled_ns, 1.0) * (1 - MIN_FREE_VARIATION)
             high = max(longest_ns / modelled_ns, 1.0) * (1 + MIN_FREE_VARIATION)
@@ -307,9 +309,17 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         """The step without the profiler by the model."""
         return self.replayed_ns(self._free_replay[1])
 
-    def _with_cost_given_back(self, part: float, host: float) -> int:
-        """Return the step if *part* of the recording's cost is given back, and the host takes *host* times as long."""
-        host_factor = np.full(len(self.graph.start), host)
+    def _host_at_end(self, end: int) -> Floats:
+        """Return the time of the host before launches at the low (0) or high (1) end of the range, over the likely one.
+
+        Its threads may all be as fast, or as slow, as they were for a tenth of the recording.
+        """
+        in_state = self.graph.in_state(HOST_STATE_QUANTILES[end])
+        unknown = FREE_HOST_RANGE_WITHOUT_STATE[end]
+        return np.where(np.isnan(in_state), unknown, in_state * FREE_HOST_RANGE[end])
+
+    def _with_cost_given_back(self, part: float, host_factor: Floats) -> int:
+        """Return the step if *part* of the recording's cost is given back, and the host takes so much longer."""
         replay = self.graph.replay(host_factor=host_factor, free=part)
         return self.replayed_ns(
             self.graph.step_bounds(replay.start, replay.end, replay.launch, free=part)

@@ -10,6 +10,7 @@ nothing explains, is kept; so the unchanged graph replays to the nanosecond.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -39,6 +40,7 @@ from tracekit.graph.constants import (
     RANKS_LOADED_TOGETHER,
     USUAL_KERNEL_GAP_NS,
     USUAL_LATENCY_NS,
+    WORK_STATE_EXPONENT,
 )
 from tracekit.graph.loadable import GraphTables
 from tracekit.graph.merged_events import MergedEvents, merge_events
@@ -357,6 +359,22 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         host_ns = np.zeros(len(self.start), np.int64)
         host_ns[has_both] = self.launch[has_both] - self.launch[previous[has_both]]
         return as_int64(np.maximum(host_ns - self._waiting_ns, 0))
+
+    def in_state(self, quantile: float) -> Floats:
+        """Return the time of each launch's host as in the state that its rank's host has at a *quantile* of its time.
+
+        It is over the recorded one; NaN where the state is not known.
+        """
+        states = self.events["host_state"].fill_null(math.nan).to_numpy()
+        factor = np.full(len(states), math.nan)
+        for index in range(len(self.ranks)):
+            rows = np.flatnonzero((self.rank_index == index) & ~np.isnan(states))
+            rows = rows[np.argsort(states[rows], kind="stable")]
+            host_ns = np.cumsum(self._host_ns[rows])
+            if len(rows) and host_ns[-1]:
+                usual = rows[np.searchsorted(host_ns, quantile * host_ns[-1])]
+                factor[rows] = (states[usual] / states[rows]) ** WORK_STATE_EXPONENT
+        return factor
 
     def free_host_factor(self, free: float = 1.0) -> Floats:
         """Return the time of the host before each launch without the profiler, over the recorded one.
