@@ -399,7 +399,10 @@ def test_many_small_copies_are_one(findings_of, copied, is_small):
 
 
 def test_the_host_waits_for_no_copy_once_all_are_one(findings_of):
-    """After each of 20 copies it waits for a kernel that runs meanwhile; without that no idle time is left."""
+    """After each of 20 copies it waits for a kernel that runs meanwhile; without that no idle time is left.
+
+    A fifth of the recorded idle time, at most, is what recording the calls cost.
+    """
 
     def fill(recording, start, _):
         busy = start + 0.1
@@ -412,7 +415,7 @@ def test_the_host_waits_for_no_copy_once_all_are_one(findings_of):
 
     finding = findings_of(fill, period=20.0)["small_copies"]
     idle_ns = 20_000_000 - 20 * 390_000 - 7_990_000
-    assert finding.saves_ns == pytest.approx(idle_ns, rel=0.15)
+    assert 0.8 * idle_ns < finding.saves_ns <= idle_ns
 
 
 def test_conversions_around_convolutions_go_where_channels_are_last(findings_of):
@@ -469,9 +472,10 @@ OPERATORS = ("aten::view", "aten::add", "aten::mul", "aten::neg", "aten::t")
 
 
 def test_short_operators_that_stand_still_again_and_again_mean_a_busy_cpu(findings_of):
+    """The host stands still for 15 ms, of which an eighth is the profiler's, as of its other time."""
     finding = findings_of(busy_host(stalled_ops=OPERATORS), period=21.0)["busy_cpu"]
     assert finding.change == "free cpu"
-    assert finding.saves_ns == pytest.approx(15_000_000, rel=0.1)
+    assert finding.saves_ns == pytest.approx(15_000_000 * 7 / 8, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -605,3 +605,23 @@ def test_an_unknown_change_names_the_nearest_three(run_command, samples):
     assert {"schedule NAME", "fused optimizer", "balance"} <= {
         line.partition("  ")[0] for line in listed.stdout.splitlines()
     }
+
+
+def test_fewer_reductions_leave_gathers_as_they_are():
+    """Each rank gathers for 6, computes for 10 and reduces for 8: at half the time the step is 4 shorter."""
+    ranks = [
+        [
+            kernel("dp_comm", 0, 6, match=0, name="ncclDevKernel_AllGather_RING_LL"),
+            kernel("forward", 6, 16),
+            kernel("dp_comm", 16, 24, match=1, name="ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL"),
+        ]
+        for _ in range(2)
+    ]
+    graph = graph_of(*ranks)
+    assert predicted_ms(graph, "dp_comm x0.5") == pytest.approx(17, abs=0.01)
+    assert predicted_ms(graph, "dp_comm reductions x0.5") == pytest.approx(20, abs=0.01)
+
+
+def test_reductions_that_kernels_do_not_name_are_refused():
+    row = graph_of(*step_of_ranks(10, 20)).predict([parse_change("dp_comm reductions x0.5")])
+    assert "do not tell reductions apart" in row.why_not

@@ -241,6 +241,25 @@ def test_ranks_are_candidates_for_the_path_if_what_is_uncertain_could_put_them_f
     assert path.candidates == candidates
 
 
+def test_of_ranks_that_are_not_replayed_it_is_unknown_what_blocks():
+    row = {
+        "step": 0,
+        "rank": 0,
+        "kind": "collective",
+        "label": "dp_comm",
+        "start_ns": 0,
+        "end_ns": 9,
+        "exposed_ns": 4,
+    }
+    segments = conform(pl.DataFrame([row]), SEGMENTS)
+    path = CriticalPath(segments, segments, SLACK.to_frame(), ranks_left_out=frozenset({1}))
+    assert path.blocking_ns(0, ["dp_comm"]) == {"dp_comm": 4}
+    assert path.blocking_ns(1, ["dp_comm"]) == {"dp_comm": None}
+    assert path.blocking_ns(2, ["dp_comm"]) == {
+        "dp_comm": 0
+    }  # replayed, and nothing of it on the path
+
+
 def test_without_launches_the_path_says_where_it_could_not_go_on(samples):
     rank = load(samples / "1f1b", ranks=[0]).rank(0)
     events = rank.events.filter(pl.col("kind").is_in(GPU_KINDS))

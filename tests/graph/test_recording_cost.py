@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -225,6 +226,31 @@ def test_the_range_is_at_most_nine_twentieths_of_the_step_wide():
     )
 
 
+def test_transfers_and_few_steps_that_differ_widen_the_range():
+    """Two ranks transfer for 80 of 100, which may take 15 % more the next time.
+
+    Three steps of 100, 110 and 130 tell the usual one within their median deviation over the root of three.
+    """
+    ranks = [
+        [
+            kernel("forward", 0, 20, launch=0),
+            kernel("dp_comm", 20, 100, match=0, name="nccl", launch=0),
+        ]
+        for _ in range(2)
+    ]
+    free = with_recording(graph_of(*ranks), 0).free_step
+    low, high = 1 - math.hypot(0.06, 0.12), 1 + math.hypot(0.08, 0.12)
+    assert free.range_ns == pytest.approx((low * 100 * MS, high * 100 * MS), rel=1e-6)
+    lengths, start, rows = (100, 110, 130), 0, []
+    for step, length in enumerate(lengths):
+        rows.append(kernel("forward", start, start + length, launch=start, step=step))
+        start += length
+    free = with_recording(graph_of(rows), 0).free_step
+    varies = 10 / 110 / math.sqrt(3)
+    low, high = 1 - math.hypot(0.06, varies), 1 + math.hypot(0.08, varies)
+    assert free.range_ns == pytest.approx((low * free.time_ns, high * free.time_ns), rel=1e-6)
+
+
 def test_savings_are_of_the_free_step_and_predictions_also_of_a_recording():
     """Kernels of 2 ms that take 1 ms save nothing of a host that launches every 3 ms."""
     graph = with_recording(launched_every(4, work=2.0), MS)
@@ -262,7 +288,7 @@ def test_a_host_that_was_too_slow_to_wait_waits_without_the_profiler():
     assert replay.start[1] >= replay.end[0] + 0.1 * MS  # not before the kernel that it waits for
 
 
-LOOPS = ("plain", "unfused", "checkpointed", "decode")
+LOOPS = ("plain", "unfused", "mask-sync", "decode")
 
 
 @pytest.mark.skipif(
@@ -273,5 +299,5 @@ def test_the_free_step_of_timed_loops_is_near_what_was_timed(loop):
     folder = Path(CORPUS) / "recording-cost"
     run = json.loads((folder / "truth.json").read_text())["runs"][loop]
     free_ns = analyze(folder / loop / "shapes", schedule="none").step.free.time_ns
-    assert free_ns / 1e6 == pytest.approx((run["free_ms"][1] + run["free_ms"][2]) / 2, rel=0.15)
+    assert free_ns / 1e6 == pytest.approx(run["free_ms"][0], rel=0.1)  # before it was ever profiled
     assert analyze(folder / loop / "gpu-only", schedule="none").step.free is None

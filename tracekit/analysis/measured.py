@@ -129,6 +129,7 @@ def total_figures(ranks: Sequence[Figures]) -> Figures:
     no_rank |= {"hidden_ns": {"communication": 0, "copy": 0}, "weak_ns": 0}
     of_ranks = [{name: getattr(rank, name) for name in _SUMMED_FIELDS} for rank in ranks]
     sums = total_of([no_rank, *of_ranks])
+    sums["blocking_ns"] = total_of_known([rank.blocking_ns for rank in ranks])
     for name in ("hidden_by_ns", "because_ns"):
         sums[name] = _in_order(sums[name])
     budget = total_of(
@@ -164,6 +165,21 @@ def total_of(parts: Sequence[Any]) -> Any:
             total[key] = total_of([part[key] for part in parts if key in part])
         return total
     return None if None in parts else sum(parts)
+
+
+def total_of_known(parts: Sequence[Mapping[str, int | None]]) -> dict[str, int | None]:
+    """Return the sum of mappings by key, of what is known; None where nothing is.
+
+    A path over some of the ranks is known as a whole though its share of the others is not.
+
+    >>> total_of_known([{"dp_comm": 5, "pp_comm": None}, {"dp_comm": None, "pp_comm": None}])
+    {'dp_comm': 5, 'pp_comm': None}
+    """
+    total: dict[str, int | None] = {}
+    for key in dict.fromkeys(chain.from_iterable(parts)):
+        known = [ns for ns in (part.get(key) for part in parts) if ns is not None]
+        total[key] = sum(known) if known else None
+    return total
 
 
 def _in_order(by_label: Mapping[str, Any]) -> dict[str, Any]:

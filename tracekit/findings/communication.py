@@ -23,12 +23,11 @@ from tracekit.findings.phrases import (
     label_with_meaning,
     more_queues,
 )
-from tracekit.graph.change import Change, Hidden, NoHostDelay, Scaled
+from tracekit.graph.change import Change, FewerReductions, Hidden, NoHostDelay, Scaled
 from tracekit.intervals import union_of
+from tracekit.metrics.remedies.messages import REDUCTIONS
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
-REDUCTIONS = r"(?i)all_?reduce|reduce_?scatter"
-"""Operations that sum gradients over ranks."""
 HOST_COPIES = (
     r"(?i)HtoD|DtoH|Host-?to-?Device|Device-?to-?Host"
     r"|(Host|Pageable|Pinned) ->|-> (Host|Pageable|Pinned)"
@@ -685,7 +684,10 @@ class RepeatedReduction(FindingKind, frozen=True, kw_only=True):
         times_per_step = min((max(of_ranks) for of_ranks in repetitions.values()), default=1)
         if times_per_step < 2:
             return
-        change = Scaled("dp_comm", float(f"{1 / times_per_step:.4g}"))
+        factor = float(f"{1 / times_per_step:.4g}")
+        change: Change = Scaled("dp_comm", factor)
+        if (operations["label"] == "dp_comm").sum() > len(reductions):  # gathers stay
+            change = FewerReductions("dp_comm", factor)
         saves_ns = None
         saves_range_ns = None
         predicted = context.predict(change)

@@ -26,6 +26,7 @@ from tracekit.graph.constants import MIN_FACTOR, MIN_SHARE_OF_CARRIED_COPIES, NE
 from tracekit.graph.rank_events import BEFORE
 from tracekit.graph.remedies import REMEDY_CHANGES, change_factors, select_remedies
 from tracekit.metrics.label_intervals import COMPUTE_SET
+from tracekit.metrics.remedies.messages import REDUCTIONS
 from tracekit.pipeline.schedules.registry import describe
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
 
@@ -46,6 +47,7 @@ HOST_CHANGES = {
 """Change that takes an activity of the host (``metrics.host.time_by_activity``) out of the step."""
 CHANGE_FORMS: Mapping[str, str] = {
     "NAME x0.5": "a label, module, operator or kernel takes half its time",
+    "LABEL reductions x0.5": "its reductions take half their time; what gathers stays",
     "links x2": "links have twice the bandwidth",
     "rank N like others": "a rank takes as long as the others; also ranks 1, 3",
     "links of rank N like others": "its links are as fast as those of the others",
@@ -133,6 +135,30 @@ class Scaled(Change, frozen=True):
 
     def apply(self, changed: ChangedGraph) -> None:
         events = _select(changed.graph, self.name)
+        _require_known_transfers(changed, events)
+        changed.factor[events] *= self.factor
+
+
+class FewerReductions(Change, frozen=True):
+    """The reductions of a label take a multiple of their transfers; what gathers stays."""
+
+    label: str
+    factor: float
+
+    def __str__(self) -> str:
+        return f"{self.label} reductions x{_factor_text(self.factor)}"
+
+    def apply(self, changed: ChangedGraph) -> None:
+        graph = changed.graph
+        if self.label not in LABELS or not graph.has_label(self.label).any():
+            raise _unknown_name_error(graph, self.label, "label")
+        names = graph.events["name"].unique().drop_nulls()
+        reduces = names.filter(names.cast(pl.String).str.contains(REDUCTIONS))
+        events = graph.has_label(self.label) & (
+            graph.events["name"].is_in(reduces.implode()).fill_null(False).to_numpy()
+        )
+        if not events.any():
+            raise RefusedError(f"the names of this run's {self.label} do not tell reductions apart")
         _require_known_transfers(changed, events)
         changed.factor[events] *= self.factor
 
@@ -438,6 +464,9 @@ _FORMS: Mapping[str, Callable[[re.Match[str]], Change]] = {
         tuple(int(number) for number in match["ranks"].split(","))
     ),
     r"hide (?P<label>\S+)": lambda match: Hidden(match["label"]),
+    rf"(?P<label>\w+) reductions [x×] ?{_NUMBER}": lambda match: FewerReductions(
+        match["label"], float(match["factor"])
+    ),
     rf"links [x×] ?{_NUMBER}": lambda match: FasterLinks(float(match["factor"])),
     rf"(?P<name>.+) [x×] ?{_NUMBER}": lambda match: Scaled(match["name"], float(match["factor"])),
 }

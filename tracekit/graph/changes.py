@@ -268,7 +268,8 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         It is narrow where the GPU is the limit, whose work the profiler does not change. Elsewhere
         it follows from how uncertain the recording's cost and the host's own speed are. Events that
         the recording lost cost as well: the step may then be as long as recorded. Where other
-        processes shared the host's cores, it may be as short as without them.
+        processes shared the host's cores, it may be as short as without them. Transfers that the step
+        waits for differ from one recording to the next, and few steps tell their median with an error.
         """
         graph = self.graph
         unlimited = graph.replay(waits_for_launch=np.zeros(len(graph.start), np.bool_))
@@ -286,6 +287,9 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             narrowing = min(MAX_FREE_RANGE_WIDTH / (high - low), 1.0)
             low = 1 - (1 - low) * narrowing
             high = 1 + (high - 1) * narrowing
+        varies = self._variation_of_free_step(modelled_ns)
+        low = 1 - math.hypot(1 - low, varies)
+        high = 1 + math.hypot(high - 1, varies)
         least_ns = round(low * modelled_ns)
         most_ns = round(high * modelled_ns)
         if self.events_lost:
@@ -297,6 +301,31 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             bounds = graph.step_bounds(replay.start, replay.end, replay.launch, free=1.0)
             least_ns = min(least_ns, round(low * self.replayed_ns(bounds)))
         return least_ns, most_ns
+
+    def _variation_of_free_step(self, modelled_ns: int) -> float:
+        """Return by what share of it the step without the profiler differs with its links and the choice of steps."""
+        replay, bounds = self._free_replay
+        transfers = 0.0
+        if len(self.graph.matches):
+            parts = path_parts(self.graph, replay, bounds)
+            is_transfer = parts["label"].is_in(COMMUNICATION_LABELS).fill_null(False)
+            transfers = float(parts["ns"].filter(is_transfer).sum()) / max(modelled_ns, 1)
+        step_share, steps = self._deviation_of_steps
+        return math.hypot(min(transfers, 1.0) * LINK_VARIATION, step_share / math.sqrt(steps))
+
+    @cached_property
+    def _deviation_of_steps(self) -> tuple[float, int]:
+        """Median deviation of the measured steps from their median, as a share of that, and their number, at least 1.
+
+        One slow step among four is no spread of the others.
+        """
+        bounds = self.graph.measured_bounds.drop_nulls("time_ns")
+        times_ns = bounds.group_by("step").agg(pl.col("time_ns").median())["time_ns"].to_numpy()
+        if not len(times_ns):
+            return 0.0, 1
+        middle_ns = np.median(times_ns)
+        deviation_ns = np.median(np.abs(times_ns - middle_ns))
+        return float(deviation_ns / max(middle_ns, 1.0)), len(times_ns)
 
     @cached_property
     def _free_replay(self) -> tuple[EventReplay, pl.DataFrame]:
@@ -507,14 +536,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
 
         Steps, links and hosts vary independently of each other, so that their squares add up.
         """
-        bounds = self.graph.measured_bounds.drop_nulls("time_ns")
-        times_ns = bounds.group_by("step").agg(pl.col("time_ns").median())["time_ns"].to_numpy()
-        step_share = MIN_VARIATION
-        if len(times_ns):
-            middle_ns = np.median(times_ns)
-            # One slow step among four is no spread of the others.
-            deviation_ns = np.median(np.abs(times_ns - middle_ns))
-            step_share = max(MIN_VARIATION, float(deviation_ns / max(middle_ns, 1.0)))
+        step_share = max(MIN_VARIATION, self._deviation_of_steps[0])
         is_transfer = parts_of_path["label"].is_in(COMMUNICATION_LABELS).fill_null(False)
         transfer_ns = int(parts_of_path["ns"].filter(is_transfer).sum())
         host_ns = int(parts_of_path["ns"].filter(parts_of_path["label"].is_null()).sum())

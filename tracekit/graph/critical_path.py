@@ -43,6 +43,8 @@ class CriticalPath:
     unknown_labels: frozenset[str] = field(default_factory=frozenset)
     """Labels with communication that has no peer's trace: it is unknown whether the path runs
     through it."""
+    ranks_left_out: frozenset[int] = frozenset()
+    """Ranks whose events are not replayed: what lies on a path of all ranks is not known of them."""
 
     @property
     def broken(self) -> bool:
@@ -82,11 +84,12 @@ class CriticalPath:
     ) -> dict[str, int | None]:
         """Return the exposed time of each label that lies on the path, on one rank (and in one step).
 
-        None where the path could not be followed, or where the label's waiting is unknown without a
-        peer's trace.
+        None where the path could not be followed, of a rank that is not replayed, or where the label's
+        waiting is unknown without a peer's trace.
         """
         on_path = self._exposed_on_path.get((rank, step), {})
-        is_path_known = not self.broken and len(self.segments) > 0
+        is_replayed = rank not in self.ranks_left_out
+        is_path_known = not self.broken and len(self.segments) > 0 and is_replayed
         blocking_ns: dict[str, int | None] = {}
         for label in labels:
             is_known = is_path_known and label not in self.unknown_labels
@@ -255,7 +258,9 @@ def critical_path(
         _notices(_longest_stop(walk), unknown_labels, without_launches, all_recorded=all_recorded)
     )
     slack = _measure_slack(graph, walk)
-    return _with_doubts(CriticalPath(segments, segments, slack, notices, unknown_labels))
+    return _with_doubts(
+        CriticalPath(segments, segments, slack, notices, unknown_labels, graph.ranks_left_out)
+    )
 
 
 def _longest_stop(walk: pl.DataFrame) -> tuple[int | None, int, int] | None:

@@ -48,6 +48,7 @@ from tracekit.report.step_words import (
     origin_of_free_step,
     times_of_kinds,
     unusual_steps,
+    wide_range,
 )
 from tracekit.report.view import View
 from tracekit.report.view.operators import REST, compute_parts
@@ -395,6 +396,8 @@ def certainty(view: View) -> list[str]:
             facts.append(f"{steps} differ by up to {percent(spread, digits=0)}")
     elif analysis.step.is_marked:
         facts.append("one step")
+    if not iterations and (free_range := wide_range(analysis.step)):
+        facts.append(free_range)
     if view.clocks is not None:
         facts.append(view.clocks.text)
     for notice in analysis.notices:

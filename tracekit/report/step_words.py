@@ -7,6 +7,9 @@ from tracekit.documents.analysis import StepKind, StepTime
 from tracekit.metrics.step_time import FreeStep, StepSummary
 from tracekit.report.text import ms_range
 
+MIN_RANGE_TO_SHOW = 0.15
+"""Width of the range of a step without the profiler, as a share of it, from which it is shown though the profiler
+added little: where the GPU is the limit it is 0.14."""
 MAX_UNUSUAL_NAMED = 3
 """Steps that stand out and are named with their time."""
 
@@ -100,6 +103,25 @@ def origin_of_free_step(step: StepSummary) -> str:
         origin = f"{time} was timed before the profiler started"
     subject = "a step" if step.is_marked else "all of it"
     return f"{origin}; with the profiler {subject} took {short_ms(step.time_ns or 0)}"
+
+
+def wide_range(step: StepSummary) -> str:
+    """Return the range of the step without the profiler where that is about as long as recorded, and the range wide.
+
+    >>> from tracekit.metrics.step_time import FreeStep
+    >>> wide, narrow = ((15_000_000 - off, 15_000_000 + off) for off in (2_100_000, 900_000))
+    >>> wide_range(StepSummary(15_300_000, free=FreeStep(15_000_000, wide, "modelled")))
+    'without the profiler 12.9–17.1 ms'
+    >>> wide_range(StepSummary(15_300_000, free=FreeStep(15_000_000, narrow, "modelled")))
+    ''
+    """
+    free = step.free
+    if free is None or step.profiler_ns or free.source == "timed":
+        return ""
+    is_wide = free.range_ns[1] - free.range_ns[0] > MIN_RANGE_TO_SHOW * free.time_ns
+    least, most = (short_ms(ns) for ns in free.range_ns)
+    least = least.removesuffix(most[most.rfind(" ") :])
+    return f"without the profiler {least}–{most}" if is_wide else ""
 
 
 def _range_words(free: FreeStep) -> str:

@@ -42,6 +42,7 @@ HIDEABLE_BACKWARD = Share(0.6, 0.9, 1.0)
 PARAMETERS = "parameters"
 """What is reduced, where it is not gradients."""
 REDUCTIONS = "(?i)all_?reduce|reduce_?scatter"
+"""Operations that sum gradients over ranks, and their kernels."""
 GATHERS = "(?i)all_?gather"
 BACKWARD_LABELS = ["dgrad", "wgrad", "backward"]
 
