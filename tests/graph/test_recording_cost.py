@@ -149,7 +149,7 @@ def with_recording(graph, ns, states=None):
     """The graph whose recording cost *ns* before each launch, and whose host was in some states."""
     events = graph.graph.events.with_columns(
         recording_ns=pl.lit(ns, pl.Int64),
-        host_state=pl.Series(states or [None] * graph.graph.events.height, dtype=pl.Float64),
+        host_state=pl.Series(states or [None] * graph.graph.events.height, dtype=pl.Float32),
     )
     return structs.replace(graph, graph=structs.replace(graph.graph, events=events))
 

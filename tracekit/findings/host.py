@@ -704,7 +704,7 @@ class LaunchBound(HostFinding, frozen=True, kw_only=True):
         predicted = context.predict(NoLaunchDelay())
         saves_ns = None if predicted is None else max(predicted.saves_ns or 0, 0)
         # The replay keeps the time between kernels, which those of a CUDA graph do not have.
-        most_ns = max(round(context.longest_free_share * cost_ns), saves_ns or 0)
+        most_ns = round(context.longest_free_share * max(cost_ns, saves_ns or 0))
         new_shapes = _on_new_shapes(context)
         on_known_shapes = context.predict(Remedied(KNOWN_SHAPES)) if new_shapes else None
         if new_shapes is not None and on_known_shapes is not None:

@@ -365,7 +365,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
 
         It is over the recorded one; NaN where the state is not known.
         """
-        states = self.events["host_state"].fill_null(math.nan).to_numpy()
+        states = self.events["host_state"].cast(pl.Float64).fill_null(math.nan).to_numpy()
         factor = np.full(len(states), math.nan)
         for index in range(len(self.ranks)):
             rows = np.flatnonzero((self.rank_index == index) & ~np.isnan(states))

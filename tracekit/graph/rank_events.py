@@ -62,7 +62,7 @@ RANK_EVENTS = pl.Schema(
         "loading_ns": pl.Int64(),  # time since the launch before in which it waited for that batch
         "after_release_ns": pl.Int64(),  # work of the host since it was let go on, to the launch; -1: was not
         "recording_ns": pl.Int64(),  # time since the launch before that the profiler added; null: not known
-        "host_state": pl.Float64(),  # how slow its thread was at the launch (``recording_cost``); null: not known
+        "host_state": pl.Float32(),  # how slow its thread was at the launch (``recording_cost``); null: not known
         "id": pl.Int64(),  # of a communication
     }
 )
@@ -136,7 +136,7 @@ def find_rank_events(
         -1,
     )
     recording_ns = pl.Series(np.zeros(len(start), np.int64))
-    host_state = pl.Series([None] * len(start), dtype=pl.Float64)
+    host_state = pl.Series([None] * len(start), dtype=pl.Float32)
     if recording is None:
         recording_ns = recording_ns.set(pl.Series(np.ones(len(start), np.bool_)), None)
     else:
@@ -145,7 +145,7 @@ def find_rank_events(
         recording_ns = pl.Series(cost_ns)
         states = recording.states_at(launch)
         if states is not None:
-            host_state = pl.Series(states).set(~pl.Series(launched), None)
+            host_state = pl.Series(states, dtype=pl.Float32).set(~pl.Series(launched), None)
     return pl.DataFrame(
         {
             "start_ns": start,
