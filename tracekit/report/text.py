@@ -274,14 +274,20 @@ _ASCII = str.maketrans(
 )  # fmt: skip
 
 
-def gb(count: float | None) -> str:
-    """Return bytes in GB, with at least three figures.
+LEAST_GB_BYTES = 100_000
+"""Bytes from which memory is stated in GB."""
 
-    >>> gb(1_527_521_280), gb(8_400_000), gb(150_109_880_320), gb(None)
-    ('1.53', '0.00840', '150.1', '–')
+
+def gb(count: float | None) -> str:
+    """Return bytes in GB, with at least three figures; what is less than a tenth of a megabyte as less than that.
+
+    >>> gb(1_527_521_280), gb(8_400_000), gb(150_109_880_320), gb(None), gb(16_400), gb(0)
+    ('1.53', '0.00840', '150.1', '–', '< 0.0001', '0.00')
     """
     if count is None:
         return UNKNOWN
+    if 0 < count < LEAST_GB_BYTES:
+        return f"< {LEAST_GB_BYTES / 1e9:.4f}"
     return f"{count / 1e9:,.1f}" if count >= 10e9 else f"{count / 1e9:#.3g}"
 
 

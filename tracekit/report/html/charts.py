@@ -15,7 +15,7 @@ import polars as pl
 from msgspec import UNSET, UnsetType, structs
 
 from tracekit._util.arrays import Ints
-from tracekit._util.text import counted, format_ranges, percent
+from tracekit._util.text import counted, format_ranges, percent, short_ms
 from tracekit.align.clocks import Clocks
 from tracekit.analysis import Analysis
 from tracekit.analysis.measure import rank_timeline
@@ -36,6 +36,7 @@ from tracekit.schema import (
     EXPOSURE_CAUSES,
     GAP_CAUSES,
     LABELS,
+    LATEST_NS,
     MEMORY_CURVE,
     PASSES,
     conform,
@@ -325,12 +326,20 @@ def _left_out(
             f"{counted(cut, 'event')}, the shortest of each rank, are left out to keep the file small:"
             f" {percent(cut_share)} of the time of all events."
         )
-    hidden = sum(timeline.host_count - len(timeline.host) for timeline in shown)
-    if hidden:
+    cut_hosts = [timeline for timeline in shown if timeline.host_count > len(timeline.host)]
+    if cut_hosts:
+        hidden = sum(timeline.host_count - len(timeline.host) for timeline in cut_hosts)
+        longest_ns = max(_shortest_ns(timeline.host) for timeline in cut_hosts)
         sentences.append(
-            f"{counted(hidden, 'host range')}, the shortest of each rank, are left out."
+            f"{counted(hidden, 'host range')}, the shortest of each rank, are left out: operators, ranges"
+            f" and calls of at most {short_ms(max(longest_ns, 1_000))}."
         )
     return sentences
+
+
+def _shortest_ns(ranges: pl.DataFrame) -> int:
+    """Return the duration of the shortest range."""
+    return int((ranges["end_ns"] - ranges["start_ns"]).to_numpy().min(initial=LATEST_NS))
 
 
 def _shared_descriptions(timelines: Sequence[RankTimeline]) -> tuple[pl.DataFrame, list[Ints]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tracekit._util.text import percent, short_ms, size
 from tracekit.documents.findings import Finding
 from tracekit.findings.families import kind_of
-from tracekit.report.findings import bound_sign, bound_words, is_of_one_iteration
+from tracekit.report.findings import bound_sign, is_of_one_iteration
 
 
 def section_of(finding: Finding) -> str | None:
@@ -58,7 +58,8 @@ def share_words(finding: Finding) -> str:
         return "of memory"
     default = "recording" if finding.evidence.get("steps_marked") is False else "step"
     whole = finding.evidence.get("share_of", default)
-    saved = f"saved {bound_words(finding)}".rstrip()
+    # The sign stands before the figure: only that nothing saves more is worth words behind it.
+    saved = "saved at most" if bound_sign(finding) == "≤" else "saved"
     if is_of_one_iteration(finding):
         return f"{saved}, once"
     return f"{saved}, {percent(finding.effect_share, digits=0)} of the {whole}"
