@@ -139,6 +139,12 @@ def test_names_from_a_trace_are_data_in_every_report():
     assert "<img src=x>" not in shown
 
 
+def test_code_in_advice_is_code_on_the_page_of_a_diff():
+    advised = finding(advice="call `torch.compile`")
+    shown = page.render_diff(result_of(side(100.0), side(120.0, advised)))
+    assert "call <code>torch.<wbr>compile</code>" in shown
+
+
 def test_a_long_sentence_is_cut_at_300_characters():
     line = finding_words.changed_findings(
         result_of(side(100.0), side(120.0, finding(text="x" * 301)))

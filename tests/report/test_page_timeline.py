@@ -11,8 +11,10 @@ import pytest
 from tests.kept import analysis_of, labelled_of
 from tests.unpack import unpacked, unpacked_json
 from tracekit import load
+from tracekit._util.text import short_ms
 from tracekit.documents.coding import to_plain
 from tracekit.pipeline.schedules import generate
+from tracekit.report.html import charts
 from tracekit.report.html.charts import PageClock, timeline_data
 from tracekit.report.html.page import render_html
 from tracekit.run.analyze import analyze
@@ -564,6 +566,18 @@ def test_too_many_events_leave_the_shortest_out_and_say_so(analysed):
     for rank, kept in zip(analysis.events, lengths, strict=True):
         every = (rank.events["end_ns"] - rank.events["start_ns"]).sort(descending=True)
         assert sorted(kept, reverse=True) == every.head(len(kept)).to_list()
+
+
+def test_host_ranges_that_are_left_out_are_named_with_the_longest_of_them(analysed, monkeypatch):
+    analysis = analysed("1f1b")
+    monkeypatch.setattr(charts, "MAX_HOST_RANGES_ON_PAGE", 8 * len(analysis.events))
+    data = to_plain(timeline_data(analysis, PageClock(analysis)))
+    shortest_kept_ns = []
+    for rank in analysis.events:
+        lengths = (rank.host["end_ns"] - rank.host["start_ns"]).sort(descending=True)
+        shortest_kept_ns.append(lengths[7])
+    words = f"operators, ranges and calls of at most {short_ms(max(shortest_kept_ns))}."
+    assert data["left_out"][-1].endswith(words)
 
 
 def test_each_exposed_event_has_its_own_causes_and_they_sum_to_those_of_its_label(analysed):
