@@ -22,6 +22,7 @@ from tracekit.documents.coding import encode
 from tracekit.errors import OptionError
 from tracekit.pipeline.schedules import BlockTimes, Entry, Simulation
 from tracekit.pipeline.schedules.order_files import write_orders
+from tracekit.pipeline.schedules.schedule import Schedule
 from tracekit.pipeline.schedules.two_buffers import WeightReload
 from tracekit.report.html.drawings import Box, Row, draw_rows
 from tracekit.report.html.templates import asset, render_template
@@ -39,6 +40,8 @@ from tracekit.report.table import Column, make_table
 from tracekit.report.terminal.table import render_table
 from tracekit.report.write import check_extension, write_file
 
+MEGATRON_INTERLEAVED = ("interleaved", "interleaved-overlap")
+"""Schedules that Megatron runs over several chunks per rank."""
 MAX_RANKS_IN_PICTURE = 32
 """Ranks of the picture, the table and the orders; a longer table shows its first and last ranks."""
 MAX_OPS_IN_ORDER = 200
@@ -181,7 +184,28 @@ def _summary(simulation: Simulation | WeightReload) -> list[Text]:
     of_work = percent(simulation.bubble_over_work, digits=2)
     outside = f"outside   {of_time} of ranks × makespan in no cell · {of_work} of the work · "
     rate = f"zero-bubble rate {simulation.bubble_rate_zb:.4f} (of the longest rank's span)"
-    return [*lines, Text(outside + rate)]
+    note = megatron_note(simulation.schedule)
+    return [*lines, Text(outside + rate), *([Text(note, style="dim")] if note else [])]
+
+
+def megatron_note(schedule: Schedule) -> str:
+    """Return what Megatron needs to be told to run a schedule; empty if it runs it as it is, or never.
+
+    Its interleaved schedule takes groups of pp micro-batches, and refuses others unless their size is given.
+
+    >>> from tracekit.pipeline.schedules import generate
+    >>> megatron_note(generate("interleaved", pp=4, microbatches=6, virtual=2))
+    'Megatron refuses 6 micro-batches on 4 stages: add --microbatch-group-size-per-virtual-pipeline-stage 6'
+    >>> megatron_note(generate("interleaved", pp=4, microbatches=8, virtual=2))
+    ''
+    """
+    divides = schedule.microbatches % schedule.pp == 0
+    if schedule.name not in MEGATRON_INTERLEAVED or schedule.group is None or divides:
+        return ""
+    return (
+        f"Megatron refuses {schedule.microbatches} micro-batches on {schedule.pp} stages: add "
+        f"--microbatch-group-size-per-virtual-pipeline-stage {schedule.group}"
+    )
 
 
 def _rank_table(simulation: Simulation, width: int) -> RenderableType | None:
