@@ -512,3 +512,27 @@ def test_tables_of_positions_that_every_layer_builds_are_built_once(findings_of_
     finding = findings_of_steps(layers(rebuilt=True))["rebuilt_tables", ""]
     assert finding.saves_ns == pytest.approx(14 * 300_000, rel=0.05)
     assert ("rebuilt_tables", "") not in findings_of_steps(layers(rebuilt=False))
+
+
+def test_a_group_of_parameters_for_each_parameter_is_a_loop(findings_of_steps):
+    body = ["aten::_foreach_add_", "aten::_fused_adamw_"]
+    finding = findings_of_steps(loop(body))["loop", "tensors"]
+    assert "64 times _foreach_add_ and _fused_adamw_" in finding.text
+    assert ("loop", "tensors") not in findings_of_steps(loop(body, repetitions=2))
+
+
+def test_rows_sorted_for_their_largest_values_are_named(findings_of_steps):
+    """33 MB that are read twelve times at 4.8 TB/s take 0.08 ms."""
+
+    def sample(*, reads_all):
+        def fill(recording, start, _):
+            calls = Calls(recording, start)
+            calls.add("aten::sort", [[64, 128000], [], [], []], 2_000_000, types=[FLOAT])
+            calls.add("aten::cumsum", [[64, 128000 if reads_all else 50]], 50_000, types=[FLOAT])
+            calls.wait()
+
+        return fill
+
+    finding = findings_of_steps(sample(reads_all=False))["full_sort", ""]
+    assert finding.saves_ns == pytest.approx(2_000_000 - 82_000, rel=0.02)
+    assert ("full_sort", "") not in findings_of_steps(sample(reads_all=True))

@@ -18,6 +18,7 @@ from tracekit.metrics.alternatives.host import (
 from tracekit.metrics.alternatives.images import BiasBeforeNorm, ChannelsFirst
 from tracekit.metrics.alternatives.inference import (
     DequantisedWeights,
+    FullSort,
     TrainingMode,
     UnfoldedNorms,
     UnmergedAdapters,
@@ -63,6 +64,7 @@ ALTERNATIVES: tuple[Alternative, ...] = (
     WeightsMadeAgain(),
     UnfoldedNorms(),
     UnusedLogits(),
+    FullSort(),
     ZeroedGradients(),
     FilledMemory(),
     ScalerWithoutHalf(),

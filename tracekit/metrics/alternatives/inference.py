@@ -28,6 +28,8 @@ EVALUATED_NORM_SHARE = Share(0.25, 0.35, 0.75)
 """Share of the memory's bandwidth that a batch norm with learned statistics reaches, as recorded with channels last."""
 BIAS_SHARE = Share(0.25, 0.32, 0.5)
 """Share of the memory's bandwidth that adding a bias to an image reaches, as recorded behind convolutions."""
+TOPK_PASSES = Share(6.0, 12.0, 24.0)
+"""Times that looking for the largest values reads a row, small kernels between the passes among them."""
 MIN_VOCABULARY = 4096
 """Columns of a product from which it is a head over a vocabulary."""
 MIN_TOKENS = 64
@@ -336,3 +338,40 @@ class UnusedLogits(Alternative, frozen=True, kw_only=True):
             what = f"{used_rows:,} of {rows:,}"
             prices[site] = SitePrice(left_ns, left_ns, 2 * left_ns, what=what)
         yield self.of_sites(rank, prices)
+
+
+class FullSort(Alternative, frozen=True, kw_only=True):
+    """A whole row is sorted, and only its first values are read."""
+
+    change = "top values alone"
+    rests_on = "only the largest values are looked for"
+    code = "full_sort"
+    case = ""
+    title = "sorting"
+    says = "whole rows of {what} values are sorted, of which a few are read: {work_ns} of GPU time"
+    advises = "use `torch.topk`"
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        last = pl.col("dims").list.last()
+        sorts = rank.events.filter(
+            (pl.col("op") == "aten::sort") & (last >= MIN_VOCABULARY) & pl.col("node").is_null()
+        )
+        if sorts.is_empty() or rank.speeds.bandwidth is None:
+            return
+        ended = sorts.group_by("part", columns=last).agg(sorted_ns=pl.col("launch_ns").max())
+        readers = rank.events.filter(~pl.col("op").str.contains("sort").fill_null(value=False))
+        later = readers.with_columns(columns=last).join(ended, on=["part", "columns"], how="inner")
+        # What follows on rows of that length reads all that was sorted.
+        if later.filter(pl.col("launch_ns") > pl.col("sorted_ns")).height:
+            return
+        full_ns = pl.col("elements") * pl.col("width").fill_null(4) / rank.speeds.bandwidth
+        passes = TOPK_PASSES
+        priced = sorts.drop_nulls("elements").with_columns(
+            low_ns=passes.low * full_ns,
+            likely_ns=passes.likely * full_ns,
+            high_ns=passes.high * full_ns,
+            group="call",
+        )
+        for columns in priced.select(columns=last)["columns"].unique().sort():
+            of_length = priced.filter(last == columns)
+            yield new_durations(of_length, self.change, what=f"{columns:,}", keeps_first=True)

@@ -18,6 +18,8 @@ MIN_LAUNCHES_PER_REPETITION = 0.9
 """GPU events for each repetition from which a loop is one of GPU work: others ask the CPU, or do nothing."""
 WHOLE_SHARE = 0.5
 """Bytes of an operator over those of all repetitions, from which it works on the whole in each of them."""
+TAKES_LIST = "::_fused_|::_foreach_"
+"""Operators that take a list of tensors: an optimizer that calls them again and again has many groups of parameters."""
 MAX_NAMED_LOOPS = 2
 """Bodies of loops that a finding names, those with most work first."""
 
@@ -126,7 +128,11 @@ _IS_OF_TENSORS = (
     & ~pl.col("copies_to_host")
     # Gradients' norms one by one, and updates parameter by parameter, are known as such.
     & ~pl.col("has_norm")
-    & ((pl.col("optimizer_share") < 1) | pl.col("is_clipping"))
+    & (
+        (pl.col("optimizer_share") < 1)
+        | pl.col("is_clipping")
+        | pl.col("body").str.contains(TAKES_LIST)
+    )
 )
 """Loops over tensors, one after the other, that one call takes all of."""
 
