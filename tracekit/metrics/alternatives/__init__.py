@@ -4,7 +4,6 @@ from tracekit.metrics.alternatives.attention import CausalKernel
 from tracekit.metrics.alternatives.entry import NOTHING, Alternative, SitePrice
 from tracekit.metrics.alternatives.gradients import (
     AnomalyMode,
-    FilledMemory,
     ScalerWithoutHalf,
     UnusedGradients,
     ZeroedGradients,
@@ -66,7 +65,6 @@ ALTERNATIVES: tuple[Alternative, ...] = (
     UnusedLogits(),
     FullSort(),
     ZeroedGradients(),
-    FilledMemory(),
     ScalerWithoutHalf(),
 )
 """Its entries."""

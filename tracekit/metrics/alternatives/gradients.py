@@ -267,32 +267,6 @@ def _runs_several_backwards(rank: RankWork) -> bool:
     return between.height > MIN_CHECKS
 
 
-class FilledMemory(Alternative, frozen=True, kw_only=True):
-    """Deterministic algorithms are on, and every new tensor is filled."""
-
-    change = "memory left as it is"
-    rests_on = "new tensors are not filled before they are written"
-    code = "debug_mode"
-    case = "deterministic"
-    title = "checks for debugging"
-    says = (
-        "deterministic algorithms are on, and fill every new tensor: {kernels_per_step} kernels a step, {work_ns} of "
-        "GPU time"
-    )
-    advises = (
-        "leave `torch.use_deterministic_algorithms(True)` out, or set "
-        "`torch.utils.deterministic.fill_uninitialized_memory = False`"
-    )
-
-    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
-        fills_new = pl.col("chain").str.contains(
-            r"aten::(empty|empty_like|empty_strided|resize_|new_empty)\w* > aten::fill_"
-        )
-        filled = rank.events.filter(fills_new.fill_null(value=False))
-        filled = filled.filter(pl.len().over("part") >= MIN_CHECKS)
-        yield without_events(filled, self.change)
-
-
 class ScalerWithoutHalf(Alternative, frozen=True, kw_only=True):
     """Losses are scaled although nothing computes in float16."""
 
