@@ -311,6 +311,29 @@ def test_batch_norms_in_training_mode_and_dropouts_are_named_in_inference(findin
     assert ("training_mode", "") not in findings_of_steps(infer(training=False))
 
 
+TYPES = [BF16] * 3
+
+
+@pytest.mark.parametrize(("probability", "saved_ns"), [(0.1, 4_000_000), (0, None)])
+def test_attention_that_drops_scores_in_inference_takes_twice_as_long(
+    findings_of_steps, probability, saved_ns
+):
+    def fill(recording, start, _):
+        calls = Calls(recording, start)
+        values = [None] * 6 + [512, 512, False, probability, False]
+        calls.add(
+            "aten::_cudnn_attention_forward",
+            [[16, 16, 512, 64]] * 3,
+            8_000_000,
+            types=TYPES,
+            values=values,
+        )
+        calls.wait()
+
+    found = findings_of_steps(fill).get(("training_mode", ""))
+    assert (found and found.saves_ns) == (saved_ns and pytest.approx(saved_ns, rel=0.02))
+
+
 @pytest.mark.parametrize(("length", "is_awkward"), [(16381, True), (16384, False)])
 def test_transforms_of_awkward_length_are_named_with_a_better_one(
     findings_of_steps, length, is_awkward

@@ -20,6 +20,14 @@ TRAINING_INPUT = {
     "aten::miopen_batch_norm": 5,
 }
 """Batch norms, and their input that says whether they take statistics of the batch."""
+DROPOUT_INPUT = {
+    "aten::_cudnn_attention_forward": 9,
+    "aten::_flash_attention_forward": 7,
+    "aten::_efficient_attention_forward": 8,
+}
+"""Attention in one kernel, and its input that is the probability to drop a score."""
+ATTENTION_WITHOUT_DROPOUT = Share(0.4, 0.5, 0.9)
+"""Time of attention without dropout over that with it, as recorded for cuDNN's."""
 DROPOUT = r"^aten::(native_dropout|_fused_dropout|bernoulli_|dropout)$"
 INTEGER_TYPES = ("signed char", "unsigned char", "char", "int8_t", "uint8_t")
 MIN_DEQUANTISED = 4
@@ -82,12 +90,31 @@ class TrainingMode(Alternative, frozen=True, kw_only=True):
                 (pl.col("op") == "aten::add_") & pl.col("dtypes").str.starts_with('["long int"')
             )
             yield without_events(counts, self.change, what="batch norms")
+        in_attention = rank.events.filter(pl.col("site").is_in(_attention_with_dropout(rank)))
+        factors = ATTENTION_WITHOUT_DROPOUT
+        priced = in_attention.with_columns(
+            group="row",
+            low_ns=factors.low * pl.col("ns"),
+            likely_ns=factors.likely * pl.col("ns"),
+            high_ns=factors.high * pl.col("ns"),
+        )
+        yield new_durations(priced, self.change, what="dropouts")
         dropped = rank.events.filter(pl.col("op").str.contains(DROPOUT).fill_null(value=False))
         yield without_events(dropped, self.change, what="dropouts")
 
 
 def _sites_of(rank: RankWork, operators: dict[str, int]) -> Iterator[dict[str, Any]]:
     return rank.sites.filter(pl.col("op").is_in(list(operators))).iter_rows(named=True)
+
+
+def _attention_with_dropout(rank: RankWork) -> list[int]:
+    """Return the sites of attention that drops scores."""
+    sites = []
+    for site in _sites_of(rank, DROPOUT_INPUT):
+        probability = Inputs.of(site).value(DROPOUT_INPUT[site["op"]])
+        if isinstance(probability, float | int) and probability > 0:
+            sites.append(site["site"])
+    return sites
 
 
 def _trains(site: dict[str, Any]) -> bool:
