@@ -47,6 +47,7 @@ def context(
     graphs=False,
     predictions=None,
     free_shares=(1.0, 1.0),
+    profiler_ns=0,
 ):
     head = SimpleNamespace(
         match=SimpleNamespace(exact=exact),
@@ -58,7 +59,8 @@ def context(
     schedule = SimpleNamespace(gap_ns=gap_ns, head=head, compared_with="1f1b")
     return SimpleNamespace(
         analysis=SimpleNamespace(schedule=schedule, tables={"operations": OPERATIONS}),
-        step=SimpleNamespace(profiler_ns=0),
+        step=SimpleNamespace(profiler_ns=profiler_ns),
+        profiler_in_span_ns=profiler_ns,
         uses_cuda_graphs=graphs,
         framework=None,
         predict=lambda *changes: (predictions or {}).get(changes, any_change),
@@ -75,6 +77,13 @@ def test_a_gap_costs_what_is_left_of_it_without_the_profiler():
     findings = ScheduleGap.find(context(gap_ns, saves_ns=10, free_shares=(0.5, 0.1)))
     costs = {finding.case: (finding.cost_ns, finding.part_ns) for finding in findings}
     assert costs == {"p2p": (150, 300), "host": (600, 6_000), "imbalance": (500, 500)}
+
+
+@pytest.mark.parametrize(("profiler_ns", "of_it"), [(0, 0), (4_000, 4_000), (7_000, 6_000)])
+def test_of_late_launches_it_is_said_what_the_profiler_adds(profiler_ns, of_it):
+    (finding,) = ScheduleGap.find(context({"host": 6_000}, profiler_ns=profiler_ns))
+    assert finding.profiler_ns == of_it
+    assert (" of it for the profiler)" in finding.text()) is bool(of_it)
 
 
 def test_a_gap_costs_no_more_than_the_step():

@@ -132,6 +132,12 @@ class Context:
         return row if row.why_not is None and row.saves_ns is not None else None
 
     @cached_property
+    def profiler_in_span_ns(self) -> int:
+        """Time that the profiler adds to a step's GPU work over all ranks; 0 if it is not known."""
+        graph = self.analysis.replay_graph
+        return 0 if graph is None else graph.profiler_in_span_ns
+
+    @cached_property
     def usual_steps(self) -> frozenset[int | None]:
         """Steps that do not stand out."""
         return frozenset(step.step for step in self.step.usual)

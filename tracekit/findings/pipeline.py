@@ -221,8 +221,15 @@ class LateLaunches(GapPart, frozen=True, kw_only=True):
 
     case = "host"
 
+    profiler_ns: int = 0
+    """Part of it that the profiler adds, where the step is stated without it."""
+
     def text(self) -> str:
-        return self._longer_because("the CPU starts its work late")
+        return self._longer_because(f"the CPU starts its work late{self._of_profiler}")
+
+    @property
+    def _of_profiler(self) -> str:
+        return f" ({short_ms(self.profiler_ns)} of it for the profiler)" if self.profiler_ns else ""
 
     def advice(self) -> str:
         own_graphs = graphs(self.run.vendor)
@@ -236,7 +243,8 @@ class LateLaunchesUnderGraphs(LateLaunches, frozen=True, kw_only=True):
 
     def text(self) -> str:
         own_graphs = graphs(self.run.vendor)
-        return self._longer_because(f"the CPU starts its work late although {own_graphs} are used")
+        late = f"the CPU starts its work late{self._of_profiler}"
+        return self._longer_because(f"{late} although {own_graphs} are used")
 
     def advice(self) -> str:
         return "use fewer and larger graphs, and less Python between their launches"
@@ -262,11 +270,14 @@ def _gap_part(context: Context, gap_ns: Mapping[str, int], cause: str) -> GapPar
     kind = KINDS_OF_PART.get(cause, GapPart)
     if kind is LateLaunches and context.uses_cuda_graphs:
         kind = LateLaunchesUnderGraphs
+    facts = _facts_of_part(context, gap_ns, cause)
+    if issubclass(kind, LateLaunches) and context.step.profiler_ns:
+        facts["profiler_ns"] = min(context.profiler_in_span_ns, max(gap_ns[cause], 0))
     return kind(
         variant=cause if kind is GapPart else "",
         cost_ns=cost_ns,
         share=context.share(cost_ns),
-        **_facts_of_part(context, gap_ns, cause),
+        **facts,
         change=None if predicted is None else change,
         saves_ns=saves_ns,
         saves_range_ns=None if saves_ns is None else (0, saves_ns),
