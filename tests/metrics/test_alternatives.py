@@ -195,6 +195,33 @@ def test_gradients_clipped_by_hand_are_one_loop(findings_of_steps):
     assert 0.4 * 127 * 40_000 < finding.saves_ns < 127 * 40_000
 
 
+def test_averages_of_one_tensor_after_the_other_are_a_loop_and_no_chain_to_fuse(findings_of_steps):
+    """256 operators of 0.04 ms on the host are two launches."""
+    body = ["aten::mul", "aten::mul", "aten::add", "aten::copy_"]
+    findings = findings_of_steps(loop(body))
+    assert "64 times mul, add and copy_" in findings["loop", "tensors"].text
+    assert not [code for code, _ in findings if code == "unfused"]
+
+
+@pytest.mark.parametrize(
+    ("body", "case"),
+    [(["aten::linalg_cholesky"], "index"), (["aten::linalg_vector_norm", "aten::item"], "results")],
+)
+def test_an_operator_that_checks_itself_on_the_host_takes_no_result_there(
+    findings_of_steps, body, case
+):
+    def fill(recording, start, _):
+        calls = Calls(recording, start)
+        for index in range(64):
+            for op in body:
+                calls.add(op, [[64, 64]], 2_000, types=["float"], values=[None, 2 * index])
+            copy = "Memcpy DtoH (Device -> Pageable)"
+            calls.add(body[-1], [[64, 64]], 2_000, values=[None, 2 * index + 1], name=copy)
+        calls.wait()
+
+    assert ("loop", case) in findings_of_steps(fill)
+
+
 def test_products_that_count_are_batched_and_those_of_layers_are_not(findings_of_steps):
     body = ["aten::select", "aten::mm"]
     finding = findings_of_steps(loop(body, counts=True))["loop", "products"]

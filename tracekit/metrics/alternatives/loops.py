@@ -20,6 +20,8 @@ WHOLE_SHARE = 0.5
 """Bytes of an operator over those of all repetitions, from which it works on the whole in each of them."""
 TAKES_LIST = "::_fused_|::_foreach_"
 """Operators that take a list of tensors: an optimizer that calls them again and again has many groups of parameters."""
+TAKES_RESULTS = r"aten::(item|is_nonzero|_local_scalar_dense|equal|to|_to_copy|copy_)\b"
+"""Operators that take a tensor or a value to the host because the program asks for it; others copy to check theirs."""
 MAX_NAMED_LOOPS = 2
 """Bodies of loops that a finding names, those with most work first."""
 
@@ -118,7 +120,8 @@ def describe_loops(rank: RankWork) -> pl.DataFrame:
     return described.filter(is_of_gpu).with_columns(
         is_clipping=(is_behind & (pl.col("last_ns") < pl.col("update_ns"))).fill_null(value=False),
         copies_from_host=pl.col("from_host") >= MIN_LAUNCHES_PER_REPETITION * repetitions,
-        copies_to_host=pl.col("copies") >= MIN_LAUNCHES_PER_REPETITION * repetitions,
+        copies_to_host=(pl.col("copies") >= MIN_LAUNCHES_PER_REPETITION * repetitions)
+        & pl.col("body").str.contains(TAKES_RESULTS),
     )
 
 

@@ -95,8 +95,8 @@ def _fuse_chains(
         & pl.col("elements").is_not_null()
         & ~pl.col("row").is_in(list(loss_rows))
         & (pl.col("label") != "optimizer")
-        # A loop over an index is batched, and float64 narrowed, before anything is fused.
-        & ~pl.col("loop").is_in(_index_loops(rank).implode()).fill_null(value=False)
+        # A loop over an index or over a list of tensors is batched, and float64 narrowed, before anything is fused.
+        & ~pl.col("loop").is_in(_loops_to_batch(rank).implode()).fill_null(value=False)
         & ~pl.col("has_fp64")
         # A gradient is added to the one before it, which no kernel of a chain wrote.
         & (pl.col("node") != "AccumulateGrad").fill_null(value=True)
@@ -152,9 +152,14 @@ def _fuse_chains(
         yield new_durations(of_kind, f"fuse {what}", what=what, keeps_first=True)
 
 
-def _index_loops(rank: RankWork) -> pl.Series:
-    """Return the loops in which an integer counts, or whose results are joined behind them."""
-    return rank.loops.filter(pl.col("counts") | pl.col("joined"))["loop"]
+def _loops_to_batch(rank: RankWork) -> pl.Series:
+    """Return the loops whose repetitions do not need each other.
+
+    An integer counts in them, their results are joined behind them, or they stand outside of the forward:
+    averages, norms and updates of one tensor after the other.
+    """
+    is_outside = pl.col("first_sequence").is_null() & ~pl.col("has_products")
+    return rank.loops.filter(pl.col("counts") | pl.col("joined") | is_outside)["loop"]
 
 
 def _kinds_of_chains() -> pl.Expr:
