@@ -164,10 +164,12 @@ def replay_events(rng):
     start = np.cumsum(rng.integers(1, 9, size))
     launch = np.where(np.arange(size) % 3 == 0, start - rng.integers(0, 5, size), NO_LIMIT)
     launched = np.flatnonzero(launch != NO_LIMIT)
-    before = np.stack([parents(rng, size) for _ in range(4)]).astype(np.int32)
+    before = np.stack([parents(rng, size) for _ in range(6)]).astype(np.int32)
     before[2:] = -1
     before[2, launched[1:]] = launched[:-1]
-    before[3, launched[1:]] = np.where(rng.random(len(launched) - 1) < 0.3, launched[:-1], -1)
+    for row in (3, 4, 5):  # a release, room in the launch queue, a batch
+        is_held = rng.random(len(launched) - 1) < 0.3
+        before[row, launched[1:]] = np.where(is_held, launched[:-1], -1)
     nodes = np.concatenate([launched + size, np.arange(size)])
     times = np.concatenate([launch[launched], start])
     decisive = np.where(rng.random(size) < 0.3, rng.integers(0, match_count, size), -1).astype(
@@ -180,7 +182,9 @@ def replay_events(rng):
         ),
         "delays": rng.integers(0, 4, (5, size)),
         "before": before,
-        "factors": np.stack([rng.random(size), rng.choice([-1.0, 1.0, 0.5], size)]),
+        "factors": np.stack(
+            [rng.random(size), rng.choice([1.0, 0.5], size), rng.choice([0.0, 1.0], size)]
+        ),
         "first_match": np.cumsum(np.append(0, decisive >= 0)).astype(np.int32),
         "matches": decisive[decisive >= 0],
         "decisive": decisive,
@@ -327,7 +331,7 @@ def test_a_loop_ends_within_its_input_whatever_the_order_of_events(module, make)
         sys.settrace(limit_lines(100 * items))
         try:
             function(**arguments)
-        except (IndexError, OverflowError):
+        except (IndexError, OverflowError, RuntimeWarning):
             pass  # a bounds check has ended it, or a number that C would wrap around
         finally:
             sys.settrace(before)

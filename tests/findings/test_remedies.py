@@ -263,7 +263,8 @@ def test_gradients_that_are_added_up_are_in_no_chain():
         ops = {"aten::sum": "reduction", "aten::mul": "elementwise", "aten::add_": "elementwise"}
         events = [
             {"row": row, "op": op, "kind": kind, "ns": 9_000, "start_ns": row, "stream": 7, "part": 0,
-             "call": row, "label": "wgrad", "is_backward": True, "node": node if op == "aten::add_" else None, **size}
+             "call": row, "label": "wgrad", "is_backward": True, "node": node if op == "aten::add_" else None,
+             "loop": None, "has_fp64": False, **size}
             for row, (op, kind) in enumerate(ops.items())
         ]  # fmt: skip
         speeds = Speeds({}, 4800.0, {}, Share(0.5, 0.75, 0.9), USUAL_ATTENTION_SHARE)

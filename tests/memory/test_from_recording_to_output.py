@@ -24,6 +24,7 @@ from tracekit.memory.combine import (
     with_memory,
 )
 from tracekit.memory.measures import ChunkMemory
+from tracekit.memory.view import memory_table
 from tracekit.pipeline.schedules import generate
 from tracekit.report.html.charts import PageClock, timeline_data
 from tracekit.report.html.page import render_html
@@ -216,6 +217,6 @@ def test_a_run_without_memory_events_says_nothing(samples):
     analysis = analysis_of(samples / "reload")
     assert analysis.memory is None
     assert analysis.to_dict()["memory"] is None
-    assert view_of(analysis).memory is None
+    assert memory_table(analysis) is None
     assert "memory" not in analysis.tables
     assert isinstance(load(samples / "reload", ranks=[0]).memory, pl.DataFrame)

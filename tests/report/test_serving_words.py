@@ -27,8 +27,8 @@ LOADING = {"data_loading"}
 """Codes that are about a DataLoader, which may also feed a model that only runs forward."""
 RL_CODES = {"rollout", "weight_sync"}
 """Codes of loops that also train."""
-NAMED_BY_OPERATORS = {("host_sync", "clipping"), ("host_sync", "scaler")}
-"""Cases that operators of training decide."""
+NAMED_BY_OPERATORS = {("host_sync", "clipping"), ("host_sync", "scaler"), ("training_mode", "")}
+"""Cases that operators of training decide, or that are about training mode itself."""
 OF_TOKENS = {
     ("out_of_memory", ""),
     ("slow_kernel", "few_tokens"),

@@ -81,10 +81,7 @@ class BiasBeforeNorm(Alternative, frozen=True, kw_only=True):
     code = "needless_bias"
     case = ""
     title = "biases"
-    says = (
-        "convolutions add a bias that the batch norm behind them subtracts again: {work_ns} of GPU time for adding "
-        "it and for its gradient"
-    )
+    says = "convolutions add a bias that the batch norm behind them subtracts again, which takes {work_ns} of GPU time"
     advises = "make these convolutions with `bias=False`: the norm has a bias of its own"
 
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
