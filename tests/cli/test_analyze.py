@@ -64,6 +64,13 @@ def test_ranks_are_listed_in_their_order(analysis):
     assert [line.split()[0] for line in lines[2:7]] == ["0", "1", "2", "3", "mean"]
 
 
+def test_shares_of_a_recorded_step_say_so_where_the_step_is_stated_without_the_profiler(samples):
+    with_profiler = printed(analysis_of(samples / "h100-ddp"), 120)
+    assert "with the profiler a step took" in with_profiler
+    assert "(shares of the recorded span" in with_profiler
+    assert "(shares of the span" in printed(analysis_of(samples / "reload"), 120)
+
+
 def test_bars_are_full_and_told_apart_without_colour(analysis):
     rows = printed(analysis, 120).split("Where the step went")[1].splitlines()[2:6]
     widths = {sum(line.count(glyph) for glyph in "█▒▚░") for line in rows}

@@ -77,7 +77,7 @@ CORE_SECTIONS: tuple[Section, ...] = (
         media=("page",),
     ),
     Section(
-        id="budget", tab="Budget", title="Where the {steps}{of_role} went", scope="shares of the span{of_ranks}",
+        id="budget", tab="Budget", title="Where the {steps}{of_role} went", scope="shares of the {span}{of_ranks}",
         name="Budget", about="where the {step_or_steps} went",
     ),
     Section(
@@ -260,6 +260,7 @@ def section_words(view: View) -> dict[str, str]:
         "step_or_steps": "steps" if view.steps else "step",
         "of_role": "" if main_role is None else f" of role {main_role}",
         "of_ranks": "",
+        "span": "recorded span" if view.analysis.step.profiler_ns else "span",
         "idle": f"{idle_name}: {idle_about}",
         "idle_name": idle_name,
         "idle_about": idle_about,
