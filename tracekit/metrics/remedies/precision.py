@@ -15,6 +15,7 @@ import polars as pl
 
 from tracekit.metrics.attainable import Share
 from tracekit.metrics.kernel_limits import product_bytes
+from tracekit.metrics.remedies.layouts import SLOWER_IN_16_BITS, slower_remedies
 from tracekit.metrics.remedies.rows import REMEDIES, RankWork, new_durations, without_events
 from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS, SLOWEST_RELATIVE
 from tracekit.metrics.remedies.work import FUSED_ATTENTION, PATTERNS
@@ -39,6 +40,11 @@ def precision_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
     if narrow is not None:
         wide = calls.filter(pl.col("used").is_in(["fp32", TF32]))
         yield _retyped(rank, wide, narrow)
+        if wide.select((pl.col("kind") == "convolution").any()).item():
+            # Autocast gives norms what convolutions make: in 16 bits cuDNN has none with channels first.
+            is_first = pl.col("name").str.contains(PATTERNS["channels_first_norm"])
+            norms = rank.events.filter(pl.col("has_fp32") & is_first.fill_null(value=False))
+            yield slower_remedies(norms, SLOWER_IN_16_BITS, narrow)
     yield from _from_float64(rank)
 
 

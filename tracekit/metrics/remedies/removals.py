@@ -6,19 +6,16 @@ shape.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
-import msgspec
 import numpy as np
 import polars as pl
 
 from tracekit.intervals import Intervals
 from tracekit.metrics.attainable import Share
+from tracekit.metrics.remedies.layouts import SLOWER_WITH_CHANNELS_LAST, slower_remedies
 from tracekit.metrics.remedies.rows import (
     REMEDIES,
-    SLOWER_OPERATORS,
     RankWork,
     new_durations,
     without_events,
@@ -51,19 +48,6 @@ BATCH_NORM_SHARE = Share(0.3, 0.45, 0.65)
 CHANNELS_LAST = "channels last"
 
 
-class LayoutFactors(msgspec.Struct, frozen=True):
-    """Time of operators on images with their channels last over that with their channels first."""
-
-    operators: tuple[str, ...]
-    low: float
-    likely: float
-    high: float
-
-
-SLOWER_WITH_CHANNELS_LAST = msgspec.convert(
-    tomllib.loads(Path(__file__).with_name("layouts.toml").read_text(encoding="utf-8"))["slower"],
-    tuple[LayoutFactors, ...],
-)
 MIN_HOST_SHARE = 1e-3
 """Share of the host's time before a launch that is left without its stalls, at least."""
 
@@ -259,7 +243,9 @@ def _channels_last(rank: RankWork) -> Iterator[pl.DataFrame]:
     if conversions.is_empty() and norms.is_empty():
         return
     yield without_events(conversions, CHANNELS_LAST, what="conversions")
-    yield _slower_with_channels_last(rank)
+    # A change of the layout reaches all of a model.
+    of_images = rank.events.filter(pl.col("dims").list.len() > 3)
+    yield slower_remedies(of_images, SLOWER_WITH_CHANNELS_LAST, CHANNELS_LAST)
     bandwidth = rank.speeds.bandwidth
     if norms.is_empty() or bandwidth is None:
         return
@@ -274,23 +260,3 @@ def _channels_last(rank: RankWork) -> Iterator[pl.DataFrame]:
         high_ns=full_ns / BATCH_NORM_SHARE.low,
     )
     yield new_durations(priced, CHANNELS_LAST, what="norms")
-
-
-def _slower_with_channels_last(rank: RankWork) -> pl.DataFrame:
-    """Return the remedies of images' operators that take longer where channels are last.
-
-    A change of the layout reaches all of a model: it pays for these.
-    """
-    of_images = rank.events.filter(pl.col("dims").list.len() > 3)
-    frames = [REMEDIES.to_frame()]
-    for factors in SLOWER_WITH_CHANNELS_LAST:
-        events = of_images.filter(pl.col("op").is_in(factors.operators)).with_columns(
-            group="row",
-            low_ns=pl.col("ns") * factors.low,
-            likely_ns=pl.col("ns") * factors.likely,
-            high_ns=pl.col("ns") * factors.high,
-        )
-        frames.append(
-            new_durations(events, CHANNELS_LAST, what=SLOWER_OPERATORS, may_be_longer=True)
-        )
-    return pl.concat(frames)
