@@ -272,6 +272,7 @@ def test_gradients_that_are_added_up_are_in_no_chain():
         ]  # fmt: skip
         speeds = Speeds({}, 4800.0, {}, Share(0.5, 0.75, 0.9), USUAL_ATTENTION_SHARE)
         frame = pl.DataFrame(events, schema_overrides={"node": pl.String})
+        frame = frame.with_columns(loop=pl.lit(None, pl.Int32), has_fp64=pl.lit(value=False))
         found = fusion_remedies(RankWork(frame, pl.DataFrame(), speeds), without=())
         return [chain for chain in found if not chain.is_empty()]
 
