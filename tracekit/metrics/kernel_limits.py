@@ -155,6 +155,8 @@ def moved_bytes(kind: str, shapes: str, dtypes: str) -> int | None:
 
     >>> moved_bytes("elementwise", "[[1024,8],[8],[]]", '["float","float","Scalar"]')  # reads both, writes the first
     65568
+    >>> moved_bytes("elementwise", "[[16,1,8],[1,32,8]]", '["float","float"]')  # writes 16×32×8, larger than both
+    17920
     >>> moved_bytes("embedding", "[[50000,64],[16]]", '["c10::BFloat16","long int"]')  # 16 rows of 64, twice
     4096
     """
@@ -173,12 +175,16 @@ def moved_bytes(kind: str, shapes: str, dtypes: str) -> int | None:
             return None
         return 2 * int(prod(inputs[1])) * int(prod(inputs[0][1:])) * width
     sizes: list[int] = []
+    tensors: list[list[int]] = []
+    widths: list[int] = []
     for shape, dtype in zip(inputs, types, strict=False):
         if _is_tensor(shape):
             width = ELEMENT_BYTES.get(str(dtype))
             if width is None:
                 return None
             sizes.append(prod(shape) * width)
+            tensors.append(shape)
+            widths.append(width)
         elif (
             kind == "optimizer"
             and isinstance(shape, list)
@@ -190,7 +196,22 @@ def moved_bytes(kind: str, shapes: str, dtypes: str) -> int | None:
     if not sizes:
         return None
     written = 0 if kind == "reduction" else max(sizes)
+    if kind == "elementwise" and len(tensors) > 1:
+        # Inputs of unlike sizes are repeated along the dimensions that they lack: the result has all of them.
+        written = max(written, prod(broadcast_dims(tensors)) * min(widths))
     return sum(sizes) + written
+
+
+def broadcast_dims(shapes: list[list[int]]) -> list[int]:
+    """Return the sizes of the result of an operator on tensors of these sizes, element by element.
+
+    >>> broadcast_dims([[16, 1, 8], [32, 8]])
+    [16, 32, 8]
+    """
+    longest = max(map(len, shapes))
+    # Sizes are aligned at the last dimension; a tensor with fewer has size 1 in those before.
+    aligned = [[1] * (longest - len(shape)) + shape for shape in shapes]
+    return [max(sizes) for sizes in zip(*aligned, strict=True)]
 
 
 def product_bytes(
