@@ -45,7 +45,7 @@ MEASURING_OPERATORS = (
     r"|gt|lt|ge|le|to|_to_copy|pow|square|sqrt|log|exp|histc|count_nonzero|detach|div|mul|logical_not|logical_or)$"
 )
 """Operators that make a figure of a tensor for the host; in front of a result they serve it alone."""
-MIN_RESULTS = 4
+MIN_RESULTS = 16
 """Results that are measured alike in a step, from which they are a habit."""
 RECURRENT_CELLS = r"^aten::(_thnn_fused_(lstm|gru)_cell|lstm_cell|gru_cell|rnn_(tanh|relu)_cell)$"
 _BACKWARD_OPERATORS = r"^(autograd::|torch::autograd::)|Backward\d*$"
