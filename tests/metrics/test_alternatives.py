@@ -585,3 +585,9 @@ def test_rows_sorted_for_their_largest_values_are_named(findings_of_steps):
     finding = findings_of_steps(sample(reads_all=False))["full_sort", ""]
     assert finding.saves_ns == pytest.approx(2_000_000 - 82_000, rel=0.02)
     assert ("full_sort", "") not in findings_of_steps(sample(reads_all=True))
+
+
+def test_loops_that_communicate_are_no_loops_over_tensors(findings_of_steps):
+    body = ["c10d::allreduce_", "aten::mul_"]
+    assert ("loop", "tensors") not in findings_of_steps(loop(body))
+    assert ("loop", "tensors") in findings_of_steps(loop(["aten::add_", "aten::mul_"]))

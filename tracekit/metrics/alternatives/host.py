@@ -23,9 +23,11 @@ MIN_MOVED_BYTES = 1 << 20
 MIN_COMPUTING_NS = 100_000
 """Time of an operator that launches nothing, from which it computes on the CPU."""
 WITHOUT_COMPUTING = (
-    r"^aten::(item|_local_scalar_dense|is_nonzero|pin_memory|cat|stack|set_|empty.*|resize_)$"
+    r"^aten::(item|_local_scalar_dense|is_nonzero|pin_memory|cat|stack|set_|empty.*|resize_|reshape|_?(unsafe_)?view|t|"
+    r"transpose|permute|expand|slice|select|unbind|alias|detach_?|as_strided|squeeze|unsqueeze|narrow|split.*|chunk|"
+    r"linear|matmul|lift_fresh)$"
 )
-"""Operators that may wait for the GPU, only take memory, or put a batch together."""
+"""Operators that may wait for the GPU, only take memory or look at it otherwise, or put a batch together."""
 MAX_APART_NS = 1_000_000
 """Time between an operator of the CPU and a copy up to which it is about the data that is copied, or its own time."""
 IMAGE_DIMENSIONS = 4

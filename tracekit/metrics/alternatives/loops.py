@@ -18,6 +18,8 @@ MIN_LAUNCHES_PER_REPETITION = 0.9
 """GPU events for each repetition from which a loop is one of GPU work: others ask the CPU, or do nothing."""
 WHOLE_SHARE = 0.5
 """Bytes of an operator over those of all repetitions, from which it works on the whole in each of them."""
+COMMUNICATES = "c10d|record_param_comms|torch.distributed"
+"""Operators of communication: what repeats around them are micro-batches, buckets or messages, known as such."""
 TAKES_LIST = "::_fused_|::_foreach_"
 """Operators that take a list of tensors: an optimizer that calls them again and again has many groups of parameters."""
 TAKES_RESULTS = r"aten::(item|is_nonzero|_local_scalar_dense|equal|to|_to_copy|copy_)\b"
@@ -117,7 +119,8 @@ def describe_loops(rank: RankWork) -> pl.DataFrame:
     repetitions = pl.col("repetitions")
     is_of_gpu = pl.col("launches") >= MIN_LAUNCHES_PER_REPETITION * repetitions
     is_behind = pl.col("first_ns") > pl.col("backward_ns")
-    return described.filter(is_of_gpu).with_columns(
+    communicates = pl.col("body").str.contains(COMMUNICATES)
+    return described.filter(is_of_gpu & ~communicates).with_columns(
         is_clipping=(is_behind & (pl.col("last_ns") < pl.col("update_ns"))).fill_null(value=False),
         copies_from_host=pl.col("from_host") >= MIN_LAUNCHES_PER_REPETITION * repetitions,
         copies_to_host=(pl.col("copies") >= MIN_LAUNCHES_PER_REPETITION * repetitions)
