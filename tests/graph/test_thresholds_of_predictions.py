@@ -37,6 +37,7 @@ def margin_ns(replayed_ns=0, *, times_ns=(1_000, 1_000, 1_000), **path_ns):
     """Half width of a range of steps with these times, with this time on the critical path by label."""
     bounds = pl.DataFrame({"step": range(len(times_ns)), "time_ns": times_ns})
     predicting = SimpleNamespace(graph=SimpleNamespace(measured_bounds=bounds), clock_error_ns=0)
+    predicting._deviation_of_steps = WhatIfGraph._deviation_of_steps.func(predicting)
     labels = [None if label == "host" else label for label in path_ns]
     parts = pl.DataFrame(
         {"label": labels, "ns": list(path_ns.values())},
