@@ -33,6 +33,9 @@ MAX_APART_NS = 1_000_000
 IMAGE_DIMENSIONS = 4
 CHANNELS_OF_IMAGES = (1, 3, 4)
 FLOAT_BYTES = 4
+ONLY_COPYING = tuple(
+    f"aten::{name}" for name in ("clone", "copy_", "contiguous", "to", "_to_copy", "fill_", "zero_")
+)
 UPDATES_OR_BACKWARD = r"_foreach_|_fused_|addc(mul|div)|lerp|[bB]ackward"
 """Operators of an optimizer or a backward that live on the CPU: they prepare nothing."""
 KEPT_SHARE_OF_COPY = (0.0, 0.25, 0.5)
@@ -133,6 +136,8 @@ class HostPreparation(Alternative, frozen=True, kw_only=True):
             return
         took = computing.group_by("name").agg(ns=(pl.col("end_ns") - pl.col("start_ns")).sum())
         named = took.sort("ns", descending=True)["name"].cast(pl.String).head(1).item()
+        if named in ONLY_COPYING:  # buffers of messages, batches put together
+            return
         low, likely, high = KEPT_SHARE_OF_COPY
         priced = copies.with_columns(
             group="row",
