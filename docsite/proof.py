@@ -562,7 +562,7 @@ def programs_section(corpus: Path) -> Section:
             results.append(
                 Result(
                     f"{program['is']}, {program['free_ms']} ms: {change['made']}",
-                    "recorded",
+                    "us, timed with `benchmarks/programs.py`",
                     "ms",
                     change["after_ms"],
                     predicted_ms,
