@@ -203,6 +203,12 @@ def test_averages_of_one_tensor_after_the_other_are_a_loop_and_no_chain_to_fuse(
     assert not [code for code, _ in findings if code == "unfused"]
 
 
+@pytest.mark.parametrize("op", ["sgl_kernel::silu_and_mul", "aten::add"])
+def test_layers_of_operators_of_another_library_are_no_loop_over_tensors(findings_of_steps, op):
+    findings = findings_of_steps(loop(["aten::mul", op]))
+    assert (("loop", "tensors") in findings) is op.startswith("aten::")
+
+
 @pytest.mark.parametrize(
     ("body", "case"),
     [(["aten::linalg_cholesky"], "index"), (["aten::linalg_vector_norm", "aten::item"], "results")],

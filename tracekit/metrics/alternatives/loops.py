@@ -10,7 +10,7 @@ import polars as pl
 from tracekit._util.text import join_with_and
 from tracekit.metrics.alternatives.entry import Alternative
 from tracekit.metrics.remedies.rows import REMEDIES, RankWork, new_durations
-from tracekit.metrics.remedies.work import PATTERNS
+from tracekit.metrics.remedies.work import FUSED_ATTENTION, PATTERNS
 
 TENSORS_PER_LAUNCH = 128
 """Tensors that one launch over a list of tensors takes."""
@@ -24,6 +24,7 @@ TAKES_LIST = "::_fused_|::_foreach_"
 """Operators that take a list of tensors: an optimizer that calls them again and again has many groups of parameters."""
 TAKES_RESULTS = r"aten::(item|is_nonzero|_local_scalar_dense|equal|to|_to_copy|copy_)\b"
 """Operators that take a tensor or a value to the host because the program asks for it; others copy to check theirs."""
+MULTIPLYING_KINDS = ("product", "convolution", FUSED_ATTENTION)
 MAX_NAMED_LOOPS = 2
 """Bodies of loops that a finding names, those with most work first."""
 
@@ -89,7 +90,8 @@ def describe_loops(rank: RankWork) -> pl.DataFrame:
     """Return the loops that launch GPU work, with where they stand and what else they hold.
 
     ``is_clipping``: behind the backward of a step and before its optimizer's first update.
-    ``copies_to_host``: each repetition copies something to the host.
+    ``copies_to_host``: each repetition copies something to the host. ``multiplies``: a kernel of it does, whatever its
+    operator is called. ``has_own_operators``: what some of its operators do is not known; layers of a model look so.
     """
     in_loops = rank.events.drop_nulls("loop").filter(~pl.col("is_backward"))
     to_host = pl.col("name").str.contains("(?i)DtoH|DeviceToHost")
@@ -103,6 +105,7 @@ def describe_loops(rank: RankWork) -> pl.DataFrame:
         copies=to_host.sum(),
         from_host=pl.col("name").str.contains("(?i)HtoD|HostToDevice").sum(),
         has_norm=norms.any(),
+        multiplies=pl.col("kind").is_in(MULTIPLYING_KINDS).fill_null(value=False).any(),
         optimizer_share=(pl.col("label") == "optimizer").mean(),
     )
     backward = rank.events.drop_nulls("node").group_by("part").agg(backward_ns=launch_ns.max())
@@ -121,6 +124,10 @@ def describe_loops(rank: RankWork) -> pl.DataFrame:
     is_behind = pl.col("first_ns") > pl.col("backward_ns")
     communicates = pl.col("body").str.contains(COMMUNICATES)
     return described.filter(is_of_gpu & ~communicates).with_columns(
+        has_own_operators=pl.col("body")
+        .str.split(" ")
+        .list.eval(~pl.element().str.starts_with("aten::"))
+        .list.any(),
         is_clipping=(is_behind & (pl.col("last_ns") < pl.col("update_ns"))).fill_null(value=False),
         copies_from_host=pl.col("from_host") >= MIN_LAUNCHES_PER_REPETITION * repetitions,
         copies_to_host=(pl.col("copies") >= MIN_LAUNCHES_PER_REPETITION * repetitions)
@@ -130,6 +137,8 @@ def describe_loops(rank: RankWork) -> pl.DataFrame:
 
 _IS_OF_TENSORS = (
     ~pl.col("has_products")
+    & ~pl.col("multiplies")
+    & ~pl.col("has_own_operators")
     & ~pl.col("has_cell")
     & ~pl.col("copies_to_host")
     # Gradients' norms one by one, and updates parameter by parameter, are known as such.
