@@ -46,6 +46,14 @@ def margin_ns(replayed_ns=0, *, times_ns=(1_000, 1_000, 1_000), **path_ns):
     return WhatIfGraph._margin_ns(predicting, replayed_ns, parts)
 
 
+@pytest.mark.parametrize(("measured_ns", "left_ns"), [(400, 160), (600, 240), (700, 340)])
+def test_a_graph_of_longer_steps_than_the_runs_takes_off_the_same_share(measured_ns, left_ns):
+    """Of the graph's steps of 600 ns the replay leaves 240."""
+    graph = SimpleNamespace(measured_step_ns=600, step_ns=lambda _: 240)
+    predicting = SimpleNamespace(graph=graph, measured_ns=measured_ns)
+    assert WhatIfGraph.replayed_ns(predicting, pl.DataFrame()) == left_ns
+
+
 def test_a_prediction_is_uncertain_by_a_twentieth_at_least():
     assert margin_ns(1_000) == pytest.approx(50)
 

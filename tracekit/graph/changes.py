@@ -241,9 +241,13 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     def replayed_ns(self, bounds: pl.DataFrame) -> int:
         """Return the step time with the bounds of replayed steps.
 
-        It is the measured one, less what the replay took off the graph's.
+        It is the measured one, less what the replay took off the graph's. Where the steps of the graph are longer than
+        those of the run (slow ones are among its few), it is less the same share.
         """
-        saved_ns = self.graph.measured_step_ns - self.graph.step_ns(bounds)
+        in_graph_ns = self.graph.measured_step_ns
+        saved_ns = in_graph_ns - self.graph.step_ns(bounds)
+        if in_graph_ns > self.measured_ns and saved_ns > 0:
+            saved_ns = round(saved_ns * self.measured_ns / in_graph_ns)
         return max(self.measured_ns - saved_ns, 0)
 
     @cached_property
