@@ -360,7 +360,7 @@ def _savings(analysis):
     for row in analysis.changed_steps:
         if not row.change.startswith("hide ") or (row.saves_ns or 0) <= of_one_rank_ns:
             continue
-        if row.saves_ns > 1.02 * _most_hidden_ns(analysis.replay_graph, row.change):
+        if row.saves_ns > 1.02 * _most_hidden_ns(analysis.replay_graph, parse_change(row.change)):
             yield f"{row.change} saves {row.saves_ns} ns, more than the compute that could hide it"
 
 
