@@ -10,11 +10,11 @@ import pytest
 
 from tracekit import analyze
 from tracekit.graph.change import parse_change
+from tracekit.metrics.event_work import PATTERNS
+from tracekit.metrics.rank_work import RankWork
 from tracekit.metrics.remedies.fusion import fusion_remedies
 from tracekit.metrics.remedies.layouts import SLOWER_IN_16_BITS, slower_remedies
-from tracekit.metrics.remedies.rows import RankWork
-from tracekit.metrics.remedies.speeds import USUAL_ATTENTION_SHARE, Share, Speeds
-from tracekit.metrics.remedies.work import PATTERNS
+from tracekit.metrics.speeds import USUAL_ATTENTION_SHARE, Share, Speeds
 
 BF16 = "c10::BFloat16"
 FLOAT = "float"

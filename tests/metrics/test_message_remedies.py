@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
+from tracekit.metrics.rank_work import describe_rank_work
 from tracekit.metrics.remedies import find_remedies
 from tracekit.schema import LABELLED, conform
 
@@ -14,7 +15,8 @@ MB = 1 << 20
 def remedies_of(events):
     labelled = conform(pl.DataFrame(events, infer_schema_length=None), LABELLED)
     labelled = labelled.with_columns(part=pl.lit(0))
-    remedies = find_remedies(labelled, device="NVIDIA H200", multiprocessors=132)
+    rank = describe_rank_work(labelled, device="NVIDIA H200", multiprocessors=132)
+    remedies = find_remedies(rank)
     table = labelled.select("id", "bytes").with_columns(remedies)
     return table.drop_nulls("remedies").explode("remedies").unnest("remedies")
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
+from tracekit.metrics.alternatives.remedy import HOST_ALONE
+from tracekit.metrics.rank_work import RankWork
 from tracekit.metrics.remedies.recompute import recompute_remedies
-from tracekit.metrics.remedies.rows import HOST_ALONE, RankWork
-from tracekit.metrics.remedies.speeds import USUAL_ATTENTION_SHARE, Share, Speeds
+from tracekit.metrics.speeds import USUAL_ATTENTION_SHARE, Share, Speeds
 
 
 def rank_of(launches):

@@ -6,17 +6,18 @@ import polars as pl
 import pytest
 
 from tracekit.intervals import union
+from tracekit.metrics.alternatives.remedy import new_durations
+from tracekit.metrics.padding import padded_share
+from tracekit.metrics.rank_work import RankWork
 from tracekit.metrics.remedies.attention import Scores, _flash_takes, _fuse, _head_size, _scores
 from tracekit.metrics.remedies.casts import cast_remedies
-from tracekit.metrics.remedies.padding import padded_share
 from tracekit.metrics.remedies.precision import _retyped
 from tracekit.metrics.remedies.removals import (
     _fused_optimizer,
     _one_copy,
     stall_remedies,
 )
-from tracekit.metrics.remedies.rows import RankWork, new_durations
-from tracekit.metrics.remedies.speeds import (
+from tracekit.metrics.speeds import (
     USUAL_ATTENTION_SHARE,
     Share,
     Speeds,

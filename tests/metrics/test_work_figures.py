@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tracekit.memory.measures.block_sizes import _join, _remove
-from tracekit.metrics.remedies.work import _is_mask_of, _read_tensors, read_inputs
+from tracekit.metrics.event_work import _is_mask_of, _read_tensors, read_inputs
 from tracekit.metrics.start_constraints import last_of_other_stream
 
 BF16 = "c10::BFloat16"

@@ -28,8 +28,8 @@ from tracekit.graph.change import (
 )
 from tracekit.graph.constants import HOST_VARIATION
 from tracekit.graph.remedies import KNOWN_SHAPES, select_remedies
+from tracekit.metrics.event_work import PATTERNS
 from tracekit.metrics.host.time_by_activity import TIMED_ACTIVITIES
-from tracekit.metrics.remedies.work import PATTERNS
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
 OFFENCES = tuple(code for code in TIMED_ACTIVITIES if code != "launch_bound")

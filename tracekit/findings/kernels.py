@@ -18,6 +18,7 @@ from tracekit.findings.host import run_more_at_once
 from tracekit.findings.kind import FindingKind
 from tracekit.findings.phrases import in_module
 from tracekit.findings.remedies import operators_with_remedy
+from tracekit.metrics.event_work import PATTERNS
 from tracekit.metrics.kernel_limits import experts_bytes, memory_gb_s, product_bytes
 from tracekit.metrics.peaks import peak_tflop_s
 from tracekit.metrics.rates import (
@@ -26,7 +27,6 @@ from tracekit.metrics.rates import (
     fused_experts,
     most_convolution_output,
 )
-from tracekit.metrics.remedies.work import PATTERNS
 
 MAX_KERNELS = 10
 """Operators with equal sizes that are looked at, those with most time to gain."""

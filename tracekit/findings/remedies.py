@@ -24,8 +24,8 @@ from tracekit.graph.change import Remedied
 from tracekit.graph.event_graph import EventGraph
 from tracekit.graph.remedies import FUSE, FUSE_LOSS, select_remedies
 from tracekit.metrics.alternatives import ALTERNATIVES, Alternative
+from tracekit.metrics.alternatives.remedy import HOST_ALONE, SLOWER_OPERATORS
 from tracekit.metrics.remedies.messages import PARAMETERS
-from tracekit.metrics.remedies.rows import HOST_ALONE, SLOWER_OPERATORS
 
 MIN_FUSED_KERNELS = 16
 """Kernels of a step in chains, below which fusing them is no advice: a mask or a position is made once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.graph.rank_events import BEFORE, RANK_EVENTS
-from tracekit.metrics.remedies import REMEDY
+from tracekit.metrics.alternatives.remedy import REMEDY
 
 EVENTS_WITH_REMEDIES = pl.Schema({**RANK_EVENTS, "remedies": pl.List(REMEDY)})
 """GPU events of one rank for a replay, with what changes would make of each."""

@@ -49,6 +49,7 @@ from tracekit.metrics.completeness import Completeness, add_lost_operators, chec
 from tracekit.metrics.expert_balance import measure_expert_work
 from tracekit.metrics.host.events import HostEvents, find_frames, split_host_events
 from tracekit.metrics.host.idle_activity import find_host_activity, keep_longest
+from tracekit.metrics.host.new_shapes import find_new_shapes
 from tracekit.metrics.host.stalls import find_stalls
 from tracekit.metrics.host.time_by_activity import measure_host_time
 from tracekit.metrics.host.waiting_calls import (
@@ -66,10 +67,9 @@ from tracekit.metrics.operations import count_issued_messages, operations
 from tracekit.metrics.overlap import hidden, label_times, measure_overlap_costs
 from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.metrics.process_phases import ROLLOUT, find_decode_steps, find_stretches
+from tracekit.metrics.rank_work import HOST_OPERATORS, RankWork, describe_rank_work
 from tracekit.metrics.rates import ProductTotals, products
 from tracekit.metrics.remedies import find_remedies
-from tracekit.metrics.remedies.new_shapes import find_new_shapes
-from tracekit.metrics.remedies.rows import HOST_OPERATORS, RankWork
 from tracekit.metrics.sites import RankSites, find_sites
 from tracekit.metrics.step_kinds import measure_step_kinds
 from tracekit.metrics.step_time import (
@@ -406,20 +406,19 @@ def _with_remedies(
                 yield found
 
     launching = gpu_events["op"].unique().drop_nulls().cast(pl.String)
-    remedies = find_remedies(
+    rank_work = describe_rank_work(
         gpu_events,
         device=next(iter(rank.source.devices), None),
         multiprocessors=rank.source.multiprocessors,
         stalls=stalls,
         on_new_shapes=find_new_shapes(rank.events, launching),
-        alternatives=ALTERNATIVES,
         operators=rank.events.filter(pl.col("kind") == "cpu_op").select(HOST_OPERATORS.names()),
         loops=find_loops(rank.events, gpu_events["launch_tid"].drop_nulls().unique().to_list()),
-        own=find_own,
         rates=advice.rates,
         texts=work.texts,
         sites=sites,
     )
+    remedies = find_remedies(rank_work, alternatives=ALTERNATIVES, own=find_own)
     return graph_events.with_columns(remedies=remedies), tuple(notices)
 
 

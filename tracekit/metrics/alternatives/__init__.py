@@ -1,70 +1,39 @@
-"""Catalogue of alternatives: what else could do work that a rank does, and what it would take."""
+"""Catalogue of alternatives: what else could do work that a rank does, and what it would take.
 
-from tracekit.metrics.alternatives.attention import CausalKernel
+A module holds a family of entries; every class in it that names a change is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+
+from tracekit.metrics.alternatives import (
+    attention,
+    gradients,
+    host,
+    images,
+    inference,
+    loops,
+    tables,
+    transforms,
+)
 from tracekit.metrics.alternatives.entry import NOTHING, Alternative, SitePrice
-from tracekit.metrics.alternatives.gradients import (
-    AnomalyMode,
-    ScalerWithoutHalf,
-    UnusedGradients,
-    ZeroedGradients,
-)
-from tracekit.metrics.alternatives.host import (
-    HostConstants,
-    HostPreparation,
-    MetricsOnHost,
-    WideInputs,
-)
-from tracekit.metrics.alternatives.images import BiasBeforeNorm, ChannelsFirst
-from tracekit.metrics.alternatives.inference import (
-    DequantisedWeights,
-    FullSort,
-    TrainingMode,
-    UnfoldedNorms,
-    UnmergedAdapters,
-    UnusedLogits,
-    WeightsMadeAgain,
-)
-from tracekit.metrics.alternatives.loops import (
-    BatchedIndex,
-    ClipLoop,
-    GroupedProducts,
-    RareResults,
-    RecurrentModule,
-    TensorLoop,
-)
-from tracekit.metrics.alternatives.tables import RebuiltTables, SparseTable, StaticCache
-from tracekit.metrics.alternatives.transforms import AwkwardLength
 
 __all__ = ["ALTERNATIVES", "NOTHING", "Alternative", "SitePrice"]
 
-ALTERNATIVES: tuple[Alternative, ...] = (
-    CausalKernel(),
-    SparseTable(),
-    StaticCache(),
-    RebuiltTables(),
-    ChannelsFirst(),
-    RecurrentModule(),
-    GroupedProducts(),
-    BatchedIndex(),
-    ClipLoop(),
-    TensorLoop(),
-    RareResults(),
-    UnusedGradients(),
-    AnomalyMode(),
-    TrainingMode(),
-    DequantisedWeights(),
-    UnmergedAdapters(),
-    AwkwardLength(),
-    BiasBeforeNorm(),
-    HostConstants(),
-    MetricsOnHost(),
-    HostPreparation(),
-    WideInputs(),
-    WeightsMadeAgain(),
-    UnfoldedNorms(),
-    UnusedLogits(),
-    FullSort(),
-    ZeroedGradients(),
-    ScalerWithoutHalf(),
+
+def _entries_of(module: ModuleType) -> Iterator[Alternative]:
+    """Yield the entries that a module defines, in its order."""
+    for value in vars(module).values():
+        is_own = isinstance(value, type) and value.__module__ == module.__name__
+        if is_own and issubclass(value, Alternative) and hasattr(value, "change"):
+            yield value()
+
+
+ALTERNATIVES: tuple[Alternative, ...] = tuple(
+    entry
+    for family in (attention, tables, images, loops, gradients, inference, transforms, host)
+    for entry in _entries_of(family)
 )
-"""Its entries."""
+"""All entries, in the order in which they are asked."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import polars as pl
 
 from tracekit.metrics.alternatives.entry import Alternative, SitePrice
+from tracekit.metrics.rank_work import RankWork
 from tracekit.metrics.rates import flop
-from tracekit.metrics.remedies.rows import RankWork
-from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS
 from tracekit.metrics.sites import Inputs, count_elements
+from tracekit.metrics.speeds import MIN_KERNEL_NS
 
 MASKED_ATTENTION = r"^aten::_(cudnn|efficient)_attention_(forward|backward)$"
 """Operators that take a mask or bias, which keeps them from skipping the scores above the diagonal."""

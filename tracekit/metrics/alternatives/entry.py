@@ -13,7 +13,8 @@ from typing import ClassVar
 import msgspec
 import polars as pl
 
-from tracekit.metrics.remedies.rows import REMEDIES, RankWork, new_durations
+from tracekit.metrics.alternatives.remedy import REMEDIES, new_durations
+from tracekit.metrics.rank_work import RankWork
 
 
 class Alternative(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +40,7 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the step that it must save to be advised: predictions are not more exact than that."""
 
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
-        """Yield the remedies of a rank's GPU events (``remedies.rows.REMEDIES``)."""
+        """Yield the remedies of a rank's GPU events (``alternatives.remedy.REMEDIES``)."""
         raise NotImplementedError
 
     def of_sites(self, rank: RankWork, prices: Mapping[int, SitePrice]) -> pl.DataFrame:

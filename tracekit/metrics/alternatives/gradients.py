@@ -11,8 +11,9 @@ import polars as pl
 from tracekit._util.shapes import is_shape, parse_list
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.alternatives.entry import Alternative
+from tracekit.metrics.alternatives.remedy import without_events
+from tracekit.metrics.rank_work import RankWork
 from tracekit.metrics.remedies.removals import stall_remedies
-from tracekit.metrics.remedies.rows import RankWork, without_events
 from tracekit.metrics.sites import Inputs, count_elements
 from tracekit.schema import COMMUNICATION_LABELS
 

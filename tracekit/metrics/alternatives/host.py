@@ -10,8 +10,9 @@ import polars as pl
 from tracekit._util.shapes import parse_list
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.alternatives.entry import Alternative
+from tracekit.metrics.alternatives.remedy import REMEDIES, new_durations, without_events
+from tracekit.metrics.rank_work import RankWork
 from tracekit.metrics.remedies.removals import stall_remedies
-from tracekit.metrics.remedies.rows import REMEDIES, RankWork, new_durations, without_events
 
 MAKES_TENSOR = r"^aten::lift_fresh$"
 """Operator of tensors that are made of Python's numbers."""

@@ -8,8 +8,9 @@ import numpy as np
 import polars as pl
 
 from tracekit.metrics.alternatives.entry import Alternative
+from tracekit.metrics.alternatives.remedy import new_durations, without_events
 from tracekit.metrics.attainable import Share
-from tracekit.metrics.remedies.rows import RankWork, new_durations, without_events
+from tracekit.metrics.rank_work import RankWork
 
 IMAGE_DIMENSIONS = 4
 CONVERSION_FACTORS = Share(0.25, 0.4, 0.6)

@@ -9,10 +9,11 @@ import polars as pl
 
 from tracekit._util.shapes import is_shape, parse_list
 from tracekit.metrics.alternatives.entry import NOTHING, Alternative, SitePrice
+from tracekit.metrics.alternatives.remedy import new_durations, without_events
 from tracekit.metrics.attainable import Share
-from tracekit.metrics.remedies.rows import RankWork, new_durations, without_events
-from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS
+from tracekit.metrics.rank_work import RankWork
 from tracekit.metrics.sites import Inputs
+from tracekit.metrics.speeds import MIN_KERNEL_NS
 
 TRAINING_INPUT = {
     "aten::native_batch_norm": 5,

@@ -9,8 +9,9 @@ import polars as pl
 
 from tracekit._util.text import join_with_and
 from tracekit.metrics.alternatives.entry import Alternative
-from tracekit.metrics.remedies.rows import REMEDIES, RankWork, new_durations
-from tracekit.metrics.remedies.work import FUSED_ATTENTION, PATTERNS
+from tracekit.metrics.alternatives.remedy import REMEDIES, new_durations
+from tracekit.metrics.event_work import FUSED_ATTENTION, PATTERNS
+from tracekit.metrics.rank_work import RankWork
 
 TENSORS_PER_LAUNCH = 128
 """Tensors that one launch over a list of tensors takes."""

@@ -10,8 +10,9 @@ import polars as pl
 
 from tracekit.errors import Notice, OptionError
 from tracekit.metrics.alternatives.entry import Alternative
+from tracekit.metrics.alternatives.remedy import REMEDIES
 from tracekit.metrics.attainable import GpuRates
-from tracekit.metrics.remedies.rows import REMEDIES, RankWork
+from tracekit.metrics.rank_work import RankWork
 
 ENTRY_POINT_GROUP = "tracekit.advice"
 """Group of entry points under which an installed package names an entry, or a list of them."""

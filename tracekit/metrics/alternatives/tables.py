@@ -9,10 +9,11 @@ import numpy as np
 import polars as pl
 
 from tracekit.metrics.alternatives.entry import NOTHING, Alternative, SitePrice
+from tracekit.metrics.alternatives.remedy import without_events
 from tracekit.metrics.attainable import Share
-from tracekit.metrics.remedies.rows import RankWork, without_events
-from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS
+from tracekit.metrics.rank_work import RankWork
 from tracekit.metrics.sites import Inputs, count_elements
+from tracekit.metrics.speeds import MIN_KERNEL_NS
 
 ROWS_INPUT = {"aten::embedding_dense_backward": 2, "aten::_embedding_bag_dense_backward": 5}
 """Backwards that make a gradient of the whole table, and the input that is its number of rows."""

@@ -8,10 +8,11 @@ from typing import Any
 import polars as pl
 
 from tracekit.metrics.alternatives.entry import Alternative
+from tracekit.metrics.alternatives.remedy import new_durations
 from tracekit.metrics.attainable import Share
-from tracekit.metrics.remedies.rows import RankWork, new_durations
-from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS
+from tracekit.metrics.rank_work import RankWork
 from tracekit.metrics.sites import Inputs, count_elements
+from tracekit.metrics.speeds import MIN_KERNEL_NS
 
 TRANSFORM = r"^aten::_fft_(r2c|c2r|c2c)$"
 LARGEST_GOOD_FACTOR = 7

@@ -16,9 +16,10 @@ from typing import NamedTuple
 import polars as pl
 
 from tracekit._util.shapes import is_shape, parse_list
+from tracekit.metrics.alternatives.remedy import new_durations
 from tracekit.metrics.attainable import Share
-from tracekit.metrics.remedies.rows import RankWork, new_durations
-from tracekit.metrics.remedies.work import FUSED_ATTENTION, MEMORY_KINDS, PATTERNS
+from tracekit.metrics.event_work import FUSED_ATTENTION, MEMORY_KINDS, PATTERNS
+from tracekit.metrics.rank_work import RankWork
 
 CHANGE = "fused attention"
 MIN_QUERIES = 32

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import polars as pl
 
 from tracekit._util.shapes import is_shape, parse_list
-from tracekit.metrics.remedies.rows import RankWork, without_events
+from tracekit.metrics.alternatives.remedy import without_events
+from tracekit.metrics.rank_work import RankWork
 
 CAST_ONCE = "cast once"
 FIXED = "fixed_weights"

@@ -14,9 +14,10 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Bools, Floats, Ints
-from tracekit.metrics.remedies.rows import RankWork, new_durations, without_rows
-from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS
-from tracekit.metrics.remedies.work import MEMORY_KINDS, read_inputs
+from tracekit.metrics.alternatives.remedy import new_durations, without_rows
+from tracekit.metrics.event_work import MEMORY_KINDS, read_inputs
+from tracekit.metrics.rank_work import RankWork
+from tracekit.metrics.speeds import MIN_KERNEL_NS
 
 LOSS_CHANGE = "fuse loss"
 MIN_CHAIN_OPERATORS = 3

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
-from tracekit.metrics.remedies.rows import REMEDIES, SLOWER_OPERATORS, new_durations
+from tracekit.metrics.alternatives.remedy import REMEDIES, SLOWER_OPERATORS, new_durations
 
 
 class SlowerOperators(msgspec.Struct, frozen=True):

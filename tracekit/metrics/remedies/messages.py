@@ -12,8 +12,9 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Floats, Ints
+from tracekit.metrics.alternatives.remedy import REMEDIES, without_events
 from tracekit.metrics.attainable import Share
-from tracekit.metrics.remedies.rows import REMEDIES, RankWork, without_events
+from tracekit.metrics.rank_work import RankWork
 
 MIN_MESSAGES = 8
 """Messages of one kind in a step from which they could be fewer."""

@@ -13,16 +13,16 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
+from tracekit.metrics.alternatives.remedy import REMEDIES, new_durations, without_events
 from tracekit.metrics.attainable import Share
+from tracekit.metrics.event_work import FUSED_ATTENTION, PATTERNS
 from tracekit.metrics.kernel_limits import product_bytes
+from tracekit.metrics.padding import NARROW
+from tracekit.metrics.rank_work import RankWork
 from tracekit.metrics.remedies.layouts import SLOWER_IN_16_BITS, slower_remedies
-from tracekit.metrics.remedies.rows import REMEDIES, RankWork, new_durations, without_events
-from tracekit.metrics.remedies.speeds import MIN_KERNEL_NS, SLOWEST_RELATIVE
-from tracekit.metrics.remedies.work import FUSED_ATTENTION, PATTERNS
+from tracekit.metrics.speeds import MIN_KERNEL_NS, SLOWEST_RELATIVE
 
 TF32 = "tf32"
-NARROW = ("bf16", "fp16")
-"""16-bit types; the first that the GPU computes in is advised."""
 FLOAT64_SHARE = Share(0.4, 0.5, 0.7)
 """Time of a kernel that is limited by memory in float32 over that in float64."""
 

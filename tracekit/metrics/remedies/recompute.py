@@ -13,7 +13,8 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Bools, Ints
-from tracekit.metrics.remedies.rows import HOST_ALONE, REMEDIES, RankWork, without_events
+from tracekit.metrics.alternatives.remedy import HOST_ALONE, REMEDIES, without_events
+from tracekit.metrics.rank_work import RankWork
 from tracekit.schema import COMMUNICATION_LABELS
 
 NO_RECOMPUTE = "no recompute"

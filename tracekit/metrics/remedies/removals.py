@@ -12,15 +12,11 @@ import numpy as np
 import polars as pl
 
 from tracekit.intervals import Intervals
+from tracekit.metrics.alternatives.remedy import REMEDIES, new_durations, without_events
 from tracekit.metrics.attainable import Share
+from tracekit.metrics.event_work import PATTERNS
+from tracekit.metrics.rank_work import RankWork
 from tracekit.metrics.remedies.layouts import SLOWER_WITH_CHANNELS_LAST, slower_remedies
-from tracekit.metrics.remedies.rows import (
-    REMEDIES,
-    RankWork,
-    new_durations,
-    without_events,
-)
-from tracekit.metrics.remedies.work import PATTERNS
 
 MAX_SMALL_COPY_BYTES = 1 << 16
 """Bytes up to which a copy from the host takes its calls, not its bytes."""

@@ -1,15 +1,10 @@
-"""The table of remedies, and the rank's work that they are found in."""
+"""The table of remedies: what a change would make of each GPU event of a rank."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-import msgspec
 import polars as pl
-
-from tracekit.metrics.loops import LOOPS
-from tracekit.metrics.remedies.speeds import Speeds
-from tracekit.metrics.sites import SITES
 
 HOST_ALONE = "host"
 """What is changed where an event keeps its duration, and only the host does less before its launch."""
@@ -29,47 +24,6 @@ REMEDY = pl.Struct(
 """A change of one GPU event."""
 REMEDIES = pl.Schema({"row": pl.Int32(), **{field.name: field.dtype for field in REMEDY.fields}})
 """Changes of one rank's GPU events, by row of these."""
-
-
-HOST_OPERATORS = pl.Schema(
-    {
-        "name": pl.Categorical(),
-        "tid": pl.Int64(),
-        "step": pl.Int64(),
-        "start_ns": pl.Int64(),
-        "end_ns": pl.Int64(),
-        "shapes": pl.Categorical(),
-        "concrete": pl.Categorical(),
-        "sequence": pl.Int64(),
-    }
-)
-"""Operators of one rank, those that launch nothing among them."""
-
-
-class RankWork(msgspec.Struct, frozen=True, eq=False):
-    """One rank's GPU events with their work, and the speeds of its GPU."""
-
-    events: pl.DataFrame
-    """``work.WORK`` beside ``ns``, start, end, launch, part, label, pass, stream, op_id, module, chain,
-    node and bytes of a copy."""
-    calls: pl.DataFrame
-    """Calls of products, convolutions and attention: kind, op, dtype, flop, ns, whether PyTorch ``keeps_precision``
-    of them, and the ``call`` that ``events`` have as well."""
-    speeds: Speeds
-    sites: pl.DataFrame = msgspec.field(default_factory=SITES.to_frame)
-    """``sites.SITES``; events have the ``site`` of each."""
-    loops: pl.DataFrame = msgspec.field(default_factory=LOOPS.to_frame)
-    """``loops.LOOPS``; events have the ``loop`` that launched each, or whose backward it is; null: none."""
-    operators: pl.DataFrame = msgspec.field(default_factory=HOST_OPERATORS.to_frame)
-    """``HOST_OPERATORS`` of the rank, in the order of the file."""
-
-    def operators_named(self, pattern: str) -> pl.DataFrame:
-        """Return the operators whose names match, with their ``part``: that of the GPU events of their step."""
-        names = self.operators["name"].unique()
-        matching_names = names.filter(names.cast(pl.String).str.contains(pattern))
-        matching = self.operators.filter(pl.col("name").is_in(matching_names.implode()))
-        parts = self.events.select("step", "part").unique("step")
-        return matching.join(parts, on="step", how="inner", nulls_equal=True, maintain_order="left")
 
 
 def without_rows(events: pl.DataFrame, rows: Collection[int]) -> pl.DataFrame:
