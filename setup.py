@@ -145,8 +145,7 @@ class BuildLoops(build_ext):
         if missing:
             self.warn(
                 f"{len(missing)} loops of tracekit could not be compiled: commands will run uncompiled, much slower. "
-                "Install a C compiler and Python's headers (python3-dev), then: "
-                "pip install --force-reinstall tracekit-ml"
+                "Install a C compiler and Python's headers (python3-dev), then install again with --force-reinstall"
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tracekit._version import __version__
+from tracekit._version import __version__, requirement
 
 ROOT = Path(__file__).parent.parent
 ABOUT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -247,13 +248,22 @@ def test_the_changelog_begins_with_the_version_and_the_date_of_the_citation():
     assert newest[1] == f"{__version__} ({released.isoformat()})"
 
 
-@pytest.fixture(scope="module")
-def release():
-    """The script ``ci/release.py`` as a module."""
-    spec = importlib.util.spec_from_file_location("release", ROOT / "ci" / "release.py")
+def script(name):
+    """Return a script of ``ci`` as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "ci" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def release():
+    return script("release")
+
+
+@pytest.fixture
+def set_version():
+    return script("set_version")
 
 
 def test_a_release_is_tried_on_every_python_that_the_package_names(release):
@@ -335,3 +345,44 @@ def test_the_action_pins_what_it_uses_and_pastes_nothing_into_scripts():
     assert all(action.startswith("actions/") for action in used)
     scripts = [step["run"] for step in steps_of_action if "run" in step]
     assert [script for script in scripts if "${{" in script] == []
+
+
+def test_files_name_the_installation_of_this_version(set_version):
+    """``ci/set_version.py`` writes them; what it would change is out of date."""
+    names = {}
+    for path in set_version.naming_files():
+        text = path.read_text(encoding="utf-8")
+        tags = re.findall(r"archive/refs/tags/(v[0-9.]+)\.tar\.gz", text)
+        tags += re.findall(r"tracekit/ci@(v[0-9.]+)", text)
+        if tags:
+            names[path.name] = set(tags)
+    assert {"gitlab.yml", "SKILL.md", "install.md", "gate.md", "01-first-look.ipynb"} <= set(names)
+    assert {tag for tags in names.values() for tag in tags} == {f"v{__version__}"}
+    archive = requirement("sql").partition(" @ ")[2]
+    assert archive in (ROOT / "ci" / "gitlab.yml").read_text(encoding="utf-8")
+
+
+def test_setting_a_version_reaches_every_file(set_version, tmp_path, monkeypatch):
+    for path in (
+        ROOT / "tracekit" / "_version.py",
+        ROOT / "CITATION.cff",
+        *set_version.naming_files(),
+    ):
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    monkeypatch.setattr(set_version, "ROOT", tmp_path)
+    changed = {path.name for path in set_version.set_version("9.8.7", is_published=False)}
+    assert {
+        "_version.py",
+        "CITATION.cff",
+        "gitlab.yml",
+        "install.md",
+        "01-first-look.ipynb",
+    } <= changed
+    assert f"v{__version__}" not in (tmp_path / "ci" / "gitlab.yml").read_text(encoding="utf-8")
+    set_version.set_version("9.8.7", is_published=True)
+    assert 'TRACEKIT: "tracekit-ml"' in (tmp_path / "ci" / "gitlab.yml").read_text(encoding="utf-8")
+    assert 'INSTALLED_FROM = ""' in (tmp_path / "tracekit" / "_version.py").read_text(
+        encoding="utf-8"
+    )

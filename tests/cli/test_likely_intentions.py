@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tracekit._version import requirement
 from tracekit.errors import InputError
 from tracekit.parsers import remote
 from tracekit.parsers.one_run import check_single_run
@@ -48,9 +49,13 @@ def test_a_rank_without_a_snapshot_names_those_that_have_one(samples, run_comman
 @pytest.mark.parametrize(
     ("url", "missing", "install"),
     [
-        ("s3://bucket/rank0.json", "s3fs", "pip install 'tracekit-ml[remote]' s3fs"),
-        ("gs://bucket/rank0.json", "gcsfs", "pip install 'tracekit-ml[remote]' gcsfs"),
-        ("https://example.invalid/a.json", "aiohttp", "pip install 'tracekit-ml[remote]', or copy"),
+        ("s3://bucket/rank0.json", "s3fs", f"pip install '{requirement('s3')}'"),
+        ("gs://bucket/rank0.json", "gcsfs", f"pip install '{requirement('remote')}' gcsfs"),
+        (
+            "https://example.invalid/a.json",
+            "aiohttp",
+            f"pip install '{requirement('remote')}', or copy",
+        ),
     ],
 )
 def test_a_missing_package_for_urls_comes_with_its_installation(url, missing, install, monkeypatch):
@@ -58,3 +63,13 @@ def test_a_missing_package_for_urls_comes_with_its_installation(url, missing, in
     with pytest.raises(InputError) as error, remote._one_line_errors(url):
         importlib.import_module(missing)
     assert install in str(error.value)
+
+
+@pytest.mark.parametrize("command", ["ingest", "analyze"])
+def test_an_output_in_an_object_store_is_refused_before_the_work(
+    command, samples, run_command, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    text = error_of(run_command(command, samples / "reload", "-o", "s3://bucket/runs/run.json"))
+    assert "s3://bucket/runs/run.json: results are written to folders of this machine" in text
+    assert list(tmp_path.iterdir()) == []

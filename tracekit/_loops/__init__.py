@@ -23,6 +23,8 @@ from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
 from multiprocessing import parent_process
 
+from tracekit._version import requirement
+
 MODULES = (
     "tracekit._loops.autograd_nodes",
     "tracekit._loops.critical_path",
@@ -57,5 +59,5 @@ def warn_if_uncompiled() -> None:
     if parent_process() is None and not is_compiled():
         sys.stderr.write(
             "tracekit: runs uncompiled, about a hundred times slower; install a C compiler and Python's headers "
-            "(python3-dev), then: pip install --force-reinstall tracekit-ml\n"
+            f"(python3-dev), then: pip install --force-reinstall '{requirement()}'\n"
         )

@@ -8,6 +8,7 @@ tells abandoned files from those in use.
 import contextlib
 import glob
 import os
+import re
 import secrets
 import shutil
 import zlib
@@ -146,8 +147,7 @@ def check_output_path(path: str | os.PathLike[str]) -> Path:
     tracekit.errors.OutputError: /nowhere/x.txt: there is no folder /nowhere (create it first)
     """
     target = Path(path)
-    if not target.parent.is_dir():
-        raise OutputError(f"{target}: there is no folder {target.parent}", hint="create it first")
+    check_parent(target)
     if target.is_dir():
         raise OutputError(f"{target}: is a folder", hint="name a file")
     if not os.access(target.parent, os.W_OK):
@@ -156,6 +156,29 @@ def check_output_path(path: str | os.PathLike[str]) -> Path:
             hint="choose another place",
         )
     return target
+
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
+
+
+def check_parent(target: Path) -> None:
+    """Raise if *target* has no folder on this machine to stand in.
+
+    >>> check_parent(Path("s3://bucket/run.store"))
+    Traceback (most recent call last):
+    tracekit.errors.OutputError: s3://bucket/run.store: results are written to folders of this machine, ...
+    """
+    if target.parent.is_dir():
+        return
+    for i, part in enumerate(target.parts):  # a URL of which Path has dropped a slash
+        if _SCHEME.fullmatch(part):
+            # An object store has no renaming, by which a result appears whole or not at all.
+            raise OutputError(
+                f"{part}//{'/'.join(target.parts[i + 1 :])}: results are written to folders of this machine, "
+                "where they appear whole or not at all",
+                hint="name a folder here, then copy it (aws s3 cp --recursive)",
+            )
+    raise OutputError(f"{target}: there is no folder {target.parent}", hint="create it first")
 
 
 def _try_lock(handle: int) -> Literal["taken", "held by another", "not supported"]:

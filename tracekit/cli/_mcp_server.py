@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit._util.text import one_line, terminal
-from tracekit._version import __version__
+from tracekit._version import __version__, requirement
 from tracekit.documents.coding import to_plain, to_plain_rows
 from tracekit.documents.findings import Finding
 from tracekit.errors import InputError, OptionError, TracekitError
@@ -56,7 +56,9 @@ def make_server(folders: Sequence[str | Path]) -> Any:
         module: Any = importlib.import_module("mcp.server")
         errors: Any = importlib.import_module("mcp.server.mcpserver.exceptions")
     except ImportError:
-        raise OptionError("mcp needs the MCP SDK", hint="pip install 'tracekit-ml[mcp]'") from None
+        raise OptionError(
+            "mcp needs the MCP SDK", hint=f"pip install '{requirement('mcp')}'"
+        ) from None
     tools = Tools(folders)
     server = module.MCPServer("tracekit", version=__version__, instructions=INSTRUCTIONS)
     for name in TOOLS:

@@ -12,6 +12,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from tracekit._version import requirement
 from tracekit.errors import InputError
 
 _FOLDER_SUFFIXES = (".parquetdir", ".arrowdir")
@@ -186,7 +187,7 @@ def _file_system(url: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError:
-        hint = "pip install 'tracekit-ml[remote]', or copy the files here"
+        hint = f"pip install '{requirement('remote')}', or copy the files here"
         raise InputError(f"{public_url(url)}: reading URLs needs fsspec", hint=hint) from None
     options = {"get_client": _http_client} if _is_web(url) else {}
     system, path = url_to_fs(url, **options)
@@ -363,10 +364,13 @@ def _input_error(url: str, error: BaseException) -> InputError:
     if isinstance(error, ImportError):
         scheme = url.partition("://")[0]
         package = _PACKAGE_OF_SCHEME.get(scheme, error.name or "")
-        packages = " ".join(["'tracekit-ml[remote]'", *([package] if package else [])])
+        is_s3 = package == "s3fs"
+        install = [f"pip install '{requirement('s3' if is_s3 else 'remote')}'"]
+        if package and not is_s3:
+            install.append(package)
         return InputError(
             f"{shown}: reading {scheme}:// URLs needs {package or 'the extra remote'}",
-            hint=f"pip install {packages}, or copy the files here",
+            hint=f"{' '.join(install)}, or copy the files here",
         )
     if isinstance(error, TimeoutError):
         problem = f"{shown}: the server did not answer within {ANSWER_TIMEOUT_S:.0f} s"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import Any
 
+from tracekit._version import requirement
 from tracekit.errors import InputError, OptionError
 
 CONNECT_S = 15
@@ -29,7 +30,7 @@ def cluster(address: str | None) -> Iterator[tuple[Executor | None, int | None]]
         connect: Any = importlib.import_module("distributed").Client
     except ImportError:
         raise OptionError(
-            "--dask needs dask.distributed", hint="pip install 'tracekit-ml[dask]'"
+            "--dask needs dask.distributed", hint=f"pip install '{requirement('dask')}'"
         ) from None
     try:
         client = connect(address, timeout=CONNECT_S, set_as_default=False)

@@ -10,6 +10,7 @@ import polars as pl
 
 from tracekit._util.arguments import checked_text
 from tracekit._util.text import terminal
+from tracekit._version import requirement
 from tracekit.errors import InputError, OptionError
 from tracekit.late.store import checked_collectives_file
 from tracekit.schema import COLLECTIVES, EVENTS, LABELLED
@@ -78,7 +79,9 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
     try:
         duckdb: Any = importlib.import_module("duckdb")
     except ImportError:
-        raise OptionError("query needs DuckDB", hint="pip install 'tracekit-ml[sql]'") from None
+        raise OptionError(
+            "query needs DuckDB", hint=f"pip install '{requirement('sql')}'"
+        ) from None
     connection = duckdb.connect(":memory:")
     try:
         for name, table in tables.items():

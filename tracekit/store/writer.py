@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tracekit._util.files import (
     atomic_write,
+    check_parent,
     is_locked_by_another,
     lock_temporary,
     remove_abandoned,
@@ -117,8 +118,7 @@ def replace_store(path: str | Path) -> Iterator[Path]:
 
 def check_target(target: Path) -> None:
     """Raise if no store can be written at *target*."""
-    if not target.parent.is_dir():
-        raise OutputError(f"{target}: there is no folder {target.parent}", hint="create it first")
+    check_parent(target)
     if target.is_file():
         raise OutputError(f"{target}: is a file; a store is a folder", hint="choose another place")
     if target.is_dir() and not is_store(target):
