@@ -199,7 +199,7 @@ def eight_gpus_section() -> Section:
     folder = ROOT / "sample_traces/h100-ddp"
     logged_ms = _read_truth(folder)["logs"]["step_ms"]
     analysis = analyze(folder)
-    graph = analysis.replay_graph
+    graph = analysis.graph
     free = analysis.step.free
     if graph is None or free is None or analysis.rates is None:
         raise SystemExit(

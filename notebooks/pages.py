@@ -71,7 +71,7 @@ def show_pages() -> None:
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
         pages = Path(folder)
-        dualpipe = tracekit.analyze("sample_traces/dualpipe", critical_path=True)
+        dualpipe = tracekit.analyze("sample_traces/dualpipe")
         (pages / "page.html").write_text(render_html(dualpipe), encoding="utf-8")
         tracekit.diff("sample_traces/steps/a", "sample_traces/steps/straggler").save(
             pages / "diff.html"

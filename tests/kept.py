@@ -23,8 +23,6 @@ from tracekit.metrics.alternatives.own import NO_OWN_ADVICE
 SHARED = "TRACEKIT_TEST_RUN"
 """Environment variable: a folder that the workers of one run share (``conftest`` makes it and takes
 it away)."""
-WITH_ROLES = ("checkpoint-engine", "rl")
-"""Samples of several roles, each of which has a critical path of its own."""
 _in_memory = {}
 
 
@@ -56,20 +54,14 @@ def _from_file(file, compute):
         return result
 
 
-def analysis_of(path, *, critical_path=False, **options):
-    """Return ``analyze(path, **options)``, analysed once in a run, with and without its critical path.
+def analysis_of(path, **options):
+    """Return ``analyze(path, **options)``, analysed once in a run.
 
     For tests of what is done with an analysis. A test of how it comes about calls ``analyze``
     itself.
     """
-    key = f"{Path(path).resolve()} {sorted(options.items())}"
-    if critical_path or Path(path).name not in WITH_ROLES:
-        whole = kept(f"analysis {key}", lambda: _analyze(path, critical_path=True, **options))
-        if critical_path:
-            return whole
-        if not whole.role_results.roles:
-            return _in_memory.setdefault(f"pathless {key}", whole.without_critical_path())
-    return kept(f"pathless {key}", lambda: _analyze(path, **options))
+    key = f"analysis {Path(path).resolve()} {sorted(options.items())}"
+    return kept(key, lambda: _analyze(path, **options))
 
 
 def example_analysis_of(path, **options):

@@ -213,7 +213,7 @@ def web(samples):
 )
 def test_the_secrets_of_a_url_are_used_and_kept_nowhere(web, tmp_path, capfd, url):
     url = url.format(web=web)
-    analysis = tracekit.analyze(url, critical_path=True, timeline=True)
+    analysis = tracekit.analyze(url, timeline=True)
     assert [source.rank for source in analysis.sources] == [1]
     for name in ("a.html", "a.json", "a.md", "a.csv"):
         analysis.save(tmp_path / name)

@@ -41,13 +41,11 @@ class Figures:
     """What an analysis says about waiting."""
 
     def __init__(self, ranks):
-        self.analysis = combine(
-            [rank_tables(rank, pipeline=False) for rank in ranks], critical_path=True
-        )
+        self.analysis = combine([rank_tables(rank, pipeline=False) for rank in ranks])
         self.peer_late_ns = sum(
             causes.get("peer_late", 0) for causes in self.analysis.total.because_ns.values()
         )
-        path = self.analysis.critical.segments
+        path = self.analysis.critical_path.segments
         self.path_ns = int((path["end_ns"] - path["start_ns"]).sum())
 
     def caused_ns(self, site):

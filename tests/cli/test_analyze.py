@@ -91,7 +91,7 @@ def test_the_first_screen_comes_first_and_its_beginning_alone_when_brief(analysi
 def test_every_definition_is_printed_when_asked_for(analysis):
     assert "U(compute)" not in printed(analysis, 160)
     console = Console(width=160, file=io.StringIO(), highlight=False)
-    render(analysis, console, sections=["definitions"])
+    render(analysis, console, show=["definitions"])
     text = " ".join(console.file.getvalue().split())
     for phrase in (
         "|U(X) ∩ U(compute)| / |U(X)|",

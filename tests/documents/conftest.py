@@ -29,7 +29,7 @@ RUNS = ("memory", "reload", "router", "steps/a", "nsys-1f1b")
 
 def analyses():
     """Yield the documents of samples, with everything that can be asked for."""
-    yield analysis_of(SAMPLES / "1f1b", what_if=True, critical_path=True).to_document()
+    yield analysis_of(SAMPLES / "1f1b", what_if=True).to_document(show=["critical-path"])
     for name in RUNS:
         yield analysis_of(SAMPLES / name).to_document()
     yield analysis_of(SAMPLES / "layers", by="layer").to_document()

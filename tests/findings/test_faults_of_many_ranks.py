@@ -59,7 +59,7 @@ def test_a_fault_is_found_where_not_all_ranks_are_replayed(tmp_path, monkeypatch
     with measuring_once():
         analysis = analyze(traces, schedule="none", timeline=False)
     check_fault(analysis, "slow_rank")
-    assert analysis.replay_graph.graph.ranks == (0, 1, 2, 3)
+    assert analysis.graph.graph.ranks == (0, 1, 2, 3)
     (notice,) = (notice for notice in analysis.notices if notice.code == "replay-sampled")
     assert (notice.values["replayed"], notice.values["count"]) == (4, 10)
     assert notice.values["waited_for"] == (2, 3)
@@ -69,7 +69,7 @@ def test_a_fault_is_found_where_not_all_ranks_are_replayed(tmp_path, monkeypatch
     assert analysis.what_if("rank 8 like others").why_not is not None
     with measuring_once():
         named = analyze(traces, schedule="none", timeline=False, changes=["rank 8 like others"])
-    assert named.replay_graph.graph.ranks == (2, 3, 8, 9)
+    assert named.graph.graph.ranks == (2, 3, 8, 9)
     assert named.changed_steps[0].saves_ns == 0
     with pytest.raises(OptionError, match="there is no rank 10 in this run"):
         analysis.what_if("rank 10 like others")

@@ -171,7 +171,7 @@ def advised(monkeypatch, kind, *, events=16, **predicted):
     monkeypatch.setattr(remedies, "_changed_work", lambda context, change: work)
     monkeypatch.setattr(remedies, "_places", lambda context, graph, change: ())
     context = SimpleNamespace(
-        analysis=SimpleNamespace(replay_graph=SimpleNamespace(graph=None)),
+        analysis=SimpleNamespace(graph=SimpleNamespace(graph=None)),
         predict=lambda change: SimpleNamespace(**saving),
         share=lambda ns: ns / 1_000,
         framework=None,

@@ -331,7 +331,7 @@ def test_an_operator_that_is_slow_on_each_new_shape_is_named(analysis_of_steps):
     (finding,) = [finding for finding in analysis.findings if finding.code == "launch_bound"]
     assert finding.evidence["new_shapes_op"] == "aten::attend"
     assert finding.evidence["new_shapes_ns"] == pytest.approx(12 * MS, rel=0.15)
-    predicted = analysis.replay_graph.predict([parse_change("known shapes")])
+    predicted = analysis.graph.predict([parse_change("known shapes")])
     assert predicted.saves_ns == finding.evidence["new_shapes_ns"]
     assert (finding.case, finding.change) == ("new_shapes", "known shapes")
     assert "a plan is built for each new shape: aten::attend" in finding.text

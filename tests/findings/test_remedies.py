@@ -387,7 +387,7 @@ def test_gradients_clipped_one_by_one_are_clipped_together(analysis_of_steps, gr
         assert (findings[0].case, findings[0].change) == ("clipping", "clip together")
         assert findings[0].evidence["kernels_per_step"] == 160
         few_ns = 80 * 3 * 256 * 1024 * 4 / 4800 / 0.75
-        remedies = analysis.replay_graph.graph.remedies
+        remedies = analysis.graph.graph.remedies
         assert remedies["likely_ns"].sum() == pytest.approx(4 * few_ns, rel=0.02)
 
 
@@ -533,7 +533,7 @@ def test_one_operator_again_and_again_is_no_chain(findings_of):
 def test_changes_of_types_and_of_attention_are_replayed_together(analysis_of_steps):
     calls = written_out()
     calls.calls += products("float", SIMT, ns=3_000_000, count=4).calls
-    graph = analysis_of_steps(calls, period=30.0).replay_graph
+    graph = analysis_of_steps(calls, period=30.0).graph
     attention = graph.predict([parse_change("fused attention")])
     precision = graph.predict([parse_change("tf32")])
     both = graph.predict([parse_change("fused attention"), parse_change("tf32")])

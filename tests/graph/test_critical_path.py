@@ -39,7 +39,7 @@ def make_run(tmp_path_factory):
         folder = tmp_path_factory.mktemp("run")
         recipe = Recipe(generate("1f1b", pp=4, microbatches=6), p2p_ns=P2P_NS, **troubles)
         write_run(recipe, folder)
-        return recipe, analyze(folder, critical_path=True)
+        return recipe, analyze(folder)
 
     return run
 
@@ -50,7 +50,7 @@ def plain(make_run):
 
 
 def lengths(analysis):
-    return analysis.critical.segments.with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
+    return analysis.critical_path.segments.with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
 
 
 def check(analysis):
@@ -60,13 +60,13 @@ def check(analysis):
     assert len(spans)
     whole = 0
     for step, starts, end in spans.iter_rows():
-        path = analysis.critical.segments.filter(pl.col("step").eq_missing(step))
+        path = analysis.critical_path.segments.filter(pl.col("step").eq_missing(step))
         assert path["start_ns"][0] in starts
         assert path["end_ns"][-1] == end
         assert (path["start_ns"][1:] == path["end_ns"][:-1]).all()
         assert (path["start_ns"] < path["end_ns"]).all()
         whole += end - path["start_ns"][0]
-    for by, parts in analysis.critical.totals().items():
+    for by, parts in analysis.critical_path.totals().items():
         assert sum(parts.values()) == whole, by
     for rank_result in analysis.rank_results:
         for scope in (rank_result.whole, *rank_result.per_step):
@@ -131,19 +131,19 @@ def test_work_with_slack_is_not_on_the_path(make_run, plain):
     """Half a millisecond more in the second stage's forwards disappears in the third one, which takes twice as long."""
     _, analysis = make_run(stage_factor={1: 1.25, 2: 2.0})
     check(analysis)
-    assert analysis.critical.totals()["by_rank"].keys() <= {"0", "1", "2", "3", "unknown"}
-    by_stage = analysis.critical.totals()["by_stage"]
+    assert analysis.critical_path.totals()["by_rank"].keys() <= {"0", "1", "2", "3", "unknown"}
+    by_stage = analysis.critical_path.totals()["by_stage"]
     assert max(by_stage, key=by_stage.get) == "2"
-    slack = analysis.critical.slack
+    slack = analysis.critical_path.slack
     assert slack.filter(rank=2)["path_ns"].item() == slack["path_ns"].max()
-    assert plain[1].critical.slack["path_ns"].sum() == int(lengths(plain[1])["ns"].sum())
+    assert plain[1].critical_path.slack["path_ns"].sum() == int(lengths(plain[1])["ns"].sum())
 
 
 def test_a_late_host_is_on_the_path(make_run):
     """Each cell holds 1 ms in which the host has not launched its kernel: the path is the host's, from the start on."""
     _, analysis = make_run(host_ns=1_000_000)
     check(analysis)
-    assert {"launch", "host"} & set(analysis.critical.segments["kind"])
+    assert {"launch", "host"} & set(analysis.critical_path.segments["kind"])
 
 
 def test_blocking_is_the_exposed_time_on_the_path(plain):
@@ -161,18 +161,17 @@ def test_blocking_is_the_exposed_time_on_the_path(plain):
     assert analysis.total.blocking_ns["pp_comm"] == blocking
 
 
-def test_without_the_flag_there_is_blocking_and_no_path(plain, samples):
+def test_the_document_has_the_path_only_if_it_is_asked_for(samples):
     with measuring_once():
         analysis = analyze(samples / "1f1b")
     document = json.loads(analysis.to_json())
     assert document == {**analysis_of(samples / "1f1b").to_dict(), "source": document["source"]}
     assert "critical_path" not in document
-    assert "critical_path" not in analysis.tables
     assert (
         document["ranks"][0]["blocking_ns"].keys()
         == document["ranks"][0]["exposed_because_ns"].keys()
     )
-    with_path = json.loads(plain[1].to_json())
+    with_path = analysis.to_dict(show=["critical-path"])
     cells = [segment["what"] for segment in with_path["critical_path"] if segment["kind"] == "cell"]
     assert cells[0] == "0F0"
     assert with_path["critical_path_ns"]["total"] == sum(
@@ -184,23 +183,23 @@ def test_without_the_flag_there_is_blocking_and_no_path(plain, samples):
     "name", ["1f1b", "overlapped", "reload", "vpp-overlap", "steps/straggler", "compile"]
 )
 def test_on_real_runs_the_parts_sum_to_the_steps(samples, name):
-    check(analysis_of(samples / name, critical_path=True))
+    check(analysis_of(samples / name))
 
 
 def test_a_straggler_is_where_the_path_is(samples):
     """Rank 1 computes 155 of 212 ms, rank 0 67: most of the path is rank 1's."""
-    analysis = analysis_of(samples / "steps/straggler", critical_path=True)
-    by_rank = analysis.critical.totals()["by_rank"]
+    analysis = analysis_of(samples / "steps/straggler")
+    by_rank = analysis.critical_path.totals()["by_rank"]
     assert by_rank["1"] > 2 * by_rank["0"]
-    assert analysis.critical.segments["step"].n_unique() == 8
+    assert analysis.critical_path.segments["step"].n_unique() == 8
 
 
 def test_one_rank_alone_says_that_its_peers_are_missing(samples):
-    analysis = analysis_of(samples / "1f1b", ranks=[1], schedule="none", critical_path=True)
+    analysis = analysis_of(samples / "1f1b", ranks=[1], schedule="none")
     check(analysis)
     assert analysis.rank_results[0].whole.blocking_ns["pp_comm"] is None
     assert analysis.rank_results[0].whole.blocking_ns["memory"] is not None
-    (message,) = [notice_sentence(note) for note in analysis.notices if note.code == "path-alone"]
+    (message,) = [notice_sentence(note) for note in analysis.critical_path.notices]
     assert "pp_comm" in message
     assert message.endswith("give all ranks")
 
@@ -214,9 +213,10 @@ def test_where_all_ranks_were_given_the_path_does_not_ask_for_more(samples):
     )
     kept = ranks[0].events.filter(pl.col("id") != sends.sort("start_ns")["id"][-1])
     ranks[0] = RankEvents(kept, ranks[0].source)
-    analysis = combine([rank_tables(rank, pipeline=False) for rank in ranks], critical_path=True)
+    analysis = combine([rank_tables(rank, pipeline=False) for rank in ranks])
     assert any(note.code == "operations-lost" for note in analysis.notices)
-    assert not any("give all ranks" in notice_sentence(note) for note in analysis.notices)
+    notices = (*analysis.notices, *analysis.critical_path.notices)
+    assert not any("give all ranks" in notice_sentence(note) for note in notices)
 
 
 @pytest.mark.parametrize(
@@ -267,14 +267,13 @@ def test_without_launches_the_path_says_where_it_could_not_go_on(samples):
     assert blind["launch_ns"].null_count() == len(blind)
     analysis = combine(
         [rank_tables(RankEvents(events, rank.source), labelled=blind, pipeline=False)],
-        critical_path=True,
     )
     check(analysis)
     assert all(
         set(causes) == {"unknown"} for causes in analysis.rank_results[0].whole.because_ns.values()
     )
     assert all(ns is None for ns in analysis.rank_results[0].whole.blocking_ns.values())
-    assert any(note.code == "path-ends" for note in analysis.notices)
+    assert any(note.code == "path-ends" for note in analysis.critical_path.notices)
 
 
 def test_events_that_wait_for_each_other_do_not_send_the_walk_in_a_circle():

@@ -68,7 +68,7 @@ def look(window):
 @pytest.fixture(scope="session")
 def analysed(samples):
     """Analyse a sample with its critical path, once for all tests."""
-    return lambda name, **options: analysis_of(samples / name, critical_path=True, **options)
+    return lambda name, **options: analysis_of(samples / name, **options)
 
 
 @pytest.fixture(scope="session")

@@ -165,7 +165,7 @@ def _steps(analysis):
 
 def _prices(analysis):
     """Return findings whose saving is not what their change predicts, or more in sum than the step has."""
-    graph = analysis.replay_graph
+    graph = analysis.graph
     step_ns = analysis.step.reference_ns or 0
     if sum(finding.saves_after_ns or 0 for finding in analysis.findings) > step_ns:
         yield "findings save more one after the other than the step takes"
@@ -317,7 +317,7 @@ def _plain(text):
 
 def _combinations(analysis):
     """Return changes of findings that save less together than one of them alone."""
-    graph = analysis.replay_graph
+    graph = analysis.graph
     texts = [finding.change for finding in analysis.findings if finding.change is not None]
     changes = [parse_change(text) for text in texts]
     if graph is None:
@@ -360,7 +360,7 @@ def _savings(analysis):
     for row in analysis.changed_steps:
         if not row.change.startswith("hide ") or (row.saves_ns or 0) <= of_one_rank_ns:
             continue
-        if row.saves_ns > 1.02 * _most_hidden_ns(analysis.replay_graph, parse_change(row.change)):
+        if row.saves_ns > 1.02 * _most_hidden_ns(analysis.graph, parse_change(row.change)):
             yield f"{row.change} saves {row.saves_ns} ns, more than the compute that could hide it"
 
 

@@ -118,7 +118,7 @@ def test_doctor_states_the_step_time_of_marked_steps(folder, analysis):
 
 
 def test_changes_are_predicted_from_the_step_time(folder):
-    analysis = analysis_of(folder, critical_path=True)
+    analysis = analysis_of(folder)
     for change in analysis.changed_steps:
         assert change.measured_ns == analysis.step.time_ns
 

@@ -81,7 +81,7 @@ def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, w
         {**tables, **{name: small.tables[name].clear() for name in ("host_time", "host_places")}}
     )
     run = replace(small, rank_results=made, stragglers=stragglers, tables=tables)
-    return replace(run, changed_steps=(), replay_graph=None, rates=None)
+    return replace(run, changed_steps=(), graph=None, rates=None)
 
 
 def slower(run, *, by, steps=None):

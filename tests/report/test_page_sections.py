@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from tracekit import read_analysis
 from tracekit.report.html.charts import path_pieces, path_time_in_cells
 from tracekit.report.html.page import render_html
 from tracekit.report.terminal.analysis import render
@@ -79,8 +80,9 @@ def test_the_path_lists_its_longest_segments_and_leads_to_their_ranks(look, runs
     analysis, path = runs("1f1b")
     page = look(path)
     rows = texts(page, "#critical-path tbody tr")
-    lengths = analysis.critical.segments.select(
-        "rank", ns=analysis.critical.segments["end_ns"] - analysis.critical.segments["start_ns"]
+    lengths = analysis.critical_path.segments.select(
+        "rank",
+        ns=analysis.critical_path.segments["end_ns"] - analysis.critical_path.segments["start_ns"],
     )
     longest = lengths.sort("ns", descending=True).head(10)
     assert len(rows) == 10
@@ -90,8 +92,9 @@ def test_the_path_lists_its_longest_segments_and_leads_to_their_ranks(look, runs
     page.locator("#said", has_text=f"timeline of rank {rows[1][3]}").wait_for(state="attached")
 
 
-def test_without_asking_there_is_no_path(runs):
-    analysis = replace(runs("1f1b")[0], critical=None)
+def test_what_was_read_from_json_has_no_path(runs, tmp_path):
+    runs("1f1b")[0].save(tmp_path / "run.json")
+    analysis = read_analysis(tmp_path / "run.json")
     assert view_of(analysis).critical is None
     assert 'id="critical-path"' not in render_html(analysis)
 
@@ -113,14 +116,16 @@ def test_the_timelines_path_is_that_of_the_analysis(look, runs):
         "(() => { const { path } = tracekit.timeline.sources[0]; return [...path.byRank].map(([rank, list]) =>"
         "[rank, list.reduce((sum, i) => sum + path.end[i] - path.start[i], 0)]); })()"
     )
-    expected = {int(rank): ns / 1e6 for rank, ns in analysis.critical.totals()["by_rank"].items()}
+    expected = {
+        int(rank): ns / 1e6 for rank, ns in analysis.critical_path.totals()["by_rank"].items()
+    }
     assert dict(map(tuple, by_rank)) == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_marked_cells_are_those_of_the_path(runs):
     analysis, _ = runs("1f1b")
-    held, segments = analysis.schedule.head, analysis.critical.segments.filter(kind="cell")
-    marked = held.cells.with_columns(path_time_in_cells(analysis.critical, held)).filter(
+    held, segments = analysis.schedule.head, analysis.critical_path.segments.filter(kind="cell")
+    marked = held.cells.with_columns(path_time_in_cells(analysis.critical_path, held)).filter(
         pl.col("path_ns") > 0
     )
     names = {
@@ -134,8 +139,8 @@ def test_the_marked_cells_are_those_of_the_path(runs):
 
 def test_the_pages_path_sums_to_each_ranks_part_of_it(runs):
     analysis, _ = runs("1f1b")
-    pieces = path_pieces(analysis.critical)
-    for rank, ns in analysis.critical.totals()["by_rank"].items():
+    pieces = path_pieces(analysis.critical_path)
+    for rank, ns in analysis.critical_path.totals()["by_rank"].items():
         own = pieces.filter(rank=int(rank))
         assert (own["end_ns"] - own["start_ns"]).sum() == ns
 

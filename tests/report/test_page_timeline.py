@@ -531,7 +531,9 @@ def test_source_lines_are_those_around_the_launch(tmp_path):
 
 def test_what_holds_the_step_up_longest_is_one_click_away(timeline, analysed):
     page = timeline("1f1b")
-    pieces = analysed("1f1b").critical.pieces.with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
+    pieces = analysed("1f1b").critical_path.pieces.with_columns(
+        ns=pl.col("end_ns") - pl.col("start_ns")
+    )
     longest = pieces.sort("ns", descending=True).head(3)
     origin = PageClock(analysed("1f1b")).origin_ns
     for piece in longest.iter_rows(named=True):

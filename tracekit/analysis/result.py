@@ -7,9 +7,9 @@ in common.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, overload
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, overload
 
 import msgspec
 import polars as pl
@@ -98,6 +98,30 @@ class Tables(Mapping[str, pl.DataFrame]):
 
     def __reduce__(self) -> tuple[Callable[..., Tables], tuple[dict[str, pl.DataFrame]]]:
         return Tables.of, (dict(self),)  # the functions cannot be pickled
+
+
+class Computed(Generic[Result]):
+    """A value that is computed when it is first asked for, and kept.
+
+    >>> answer = Computed(lambda: 42)
+    >>> answer(), answer()
+    (42, 42)
+    """
+
+    def __init__(self, compute: Callable[[], Result]) -> None:
+        self._compute = cache(compute)
+
+    def __call__(self) -> Result:
+        """Return the value."""
+        return self._compute()
+
+    @classmethod
+    def of(cls, value: Result) -> Computed[Result]:
+        """Return a value that is computed already."""
+        return cls(lambda: value)
+
+    def __reduce__(self) -> tuple[Callable[[Result], Computed[Result]], tuple[Result]]:
+        return Computed.of, (self(),)  # the function cannot be pickled
 
 
 class BaseAnalysis:
@@ -233,16 +257,14 @@ class Analysis(BaseAnalysis):
     hiding: Hiding | None = None
     """Time that hiding communication saved and cost; None if no compute ran beside
     communication."""
-    critical: CriticalPath | None = None
-    """The critical path across ranks, if it was asked for."""
     walked_path: CriticalPath | None = None
-    """The same path in any case, without pipeline cells and causes: what blocks the step is read
+    """The critical path across ranks, without pipeline cells and causes: what blocks the step is read
     from it."""
+    described_path: Computed[CriticalPath] | None = None
+    """The same path with pipeline cells and causes."""
     graph: WhatIfGraph | None = None
-    """The run's events with what each waited for; with ``analyze(..., what_if=True)``."""
-    replay_graph: WhatIfGraph | None = None
-    """The same in any case, for runs of few enough ranks: savings of findings are predicted with
-    it."""
+    """The run's events with what each waited for, which predicts it with changes; None if it was read
+    from JSON, or has no GPU events."""
     changed_steps: tuple[ChangedStep, ...] = ()
     """Predicted step times with the changes that were asked for, or that would save most."""
     by: By | None = None
@@ -279,7 +301,12 @@ class Analysis(BaseAnalysis):
         """The step without the profiler; None if it is not known."""
         if self.document is not None:
             return _saved_free_step(self.document.step)
-        return None if self.replay_graph is None else self.replay_graph.free_step
+        return None if self.graph is None else self.graph.free_step
+
+    @property
+    def critical_path(self) -> CriticalPath | None:
+        """The critical path across ranks, computed when it is first used; None if it was read from JSON."""
+        return None if self.described_path is None else self.described_path()
 
     @property
     def world_size(self) -> int | None:
@@ -288,20 +315,6 @@ class Analysis(BaseAnalysis):
             (source.world_size for source in self.sources if source.world_size is not None),
             default=None,
         )
-
-    def without_critical_path(self) -> Analysis:
-        """Return the analysis as if its critical path had not been asked for."""
-        if self.critical is None:
-            return self
-        hidden = {"critical_path", "slack"}
-        shown_tables = {
-            name: partial(self.tables.__getitem__, name)
-            for name in self.tables
-            if name not in hidden
-        }
-        tables = Tables(shown_tables)
-        notices = tuple(notice for notice in self.notices if notice not in self.critical.notices)
-        return replace(self, critical=None, tables=tables, notices=notices)
 
     @cached_property
     def slowdown(self) -> Slowdown | None:
@@ -323,13 +336,13 @@ class Analysis(BaseAnalysis):
         >>> step.measured_ns > step.predicted_ns
         True
         """
-        graph = self.graph or self.replay_graph
-        if graph is None:
+        if self.graph is None:
             raise OptionError(
-                "the run's events were not kept", hint="use analyze(..., what_if=True)"
+                "changes are predicted from a run's GPU events",
+                hint="analyze the traces, or a store of them",
             )
         words = checked_words(changes, "changes")
-        return graph.predict([parse_change(text) for text in words])
+        return self.graph.predict([parse_change(text) for text in words])
 
     def once(self, compute: Callable[[Analysis], Result]) -> Result:
         """Return what a function computes of this analysis, computed once for all that ask."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -80,13 +80,21 @@ FindingsOf = Callable[[Analysis], tuple[Finding, ...]]
 """Function that returns the findings of an analysis."""
 
 
-def build_document(analysis: Analysis, *, findings_of: FindingsOf) -> AnalysisDocument:
+def build_document(
+    analysis: Analysis, *, findings_of: FindingsOf, show: Collection[str] = ()
+) -> AnalysisDocument:
     """Return the document of an analysis.
 
     A key that depends on an option or on the kind of run is left out (``UNSET``) where it does not
     apply. All other keys are always there, and null (None) where their result is unknown.
+
+    Args:
+        analysis: The analysis.
+        findings_of: Function that returns its findings.
+        show: Sections that were asked for: with ``critical-path`` and ``changes`` these are in the
+            document in any case.
     """
-    critical = analysis.critical
+    path = analysis.critical_path if "critical-path" in show else None
     by = analysis.by
     schedule = analysis.schedule
     tables = analysis.tables
@@ -118,13 +126,14 @@ def build_document(analysis: Analysis, *, findings_of: FindingsOf) -> AnalysisDo
         schedule=None if schedule is None else schedule.to_document(),
         # A schedule has the lanes in its own part of the document.
         lanes=lanes,
-        critical_path=UNSET if critical is None else rows(critical.segments, PathSegment),
-        critical_path_ns=UNSET if critical is None else critical.to_document(),
-        # The graph is kept if changes were asked for: an empty list then says that none could be
-        # predicted.
-        what_if=list(analysis.changed_steps) if analysis.graph or analysis.changed_steps else UNSET,
+        critical_path=UNSET if path is None else rows(path.segments, PathSegment),
+        critical_path_ns=UNSET if path is None else path.to_document(),
+        # Where changes were asked for, an empty list says that none could be predicted.
+        what_if=list(analysis.changed_steps)
+        if "changes" in show or analysis.changed_steps
+        else UNSET,
         by=UNSET if by is None else by.to_document(),
-        **_roles(analysis.role_results, findings_of),
+        **_roles(analysis.role_results, findings_of, show),
         hiding=analysis.hiding,
         stragglers=list(analysis.stragglers.rows),
         lateness=analysis.stragglers.late_ranks(),
@@ -141,7 +150,7 @@ def build_document(analysis: Analysis, *, findings_of: FindingsOf) -> AnalysisDo
         reload=analysis.reload,
         rates=None if analysis.rates is None else analysis.rates.to_document(),
         memory=None if analysis.memory is None else analysis.memory.figures,
-        warnings=analysis.notices,
+        warnings=analysis.notices if path is None else (*analysis.notices, *path.notices),
     )
 
 
@@ -176,13 +185,14 @@ def _recording_options(analysis: Analysis) -> list[str] | None:
     return [name for name, value in is_on.items() if value]
 
 
-def _roles(results: RoleResults, findings_of: FindingsOf) -> dict[str, Any]:
+def _roles(results: RoleResults, findings_of: FindingsOf, show: Collection[str]) -> dict[str, Any]:
     """Return the keys about roles that have a value."""
     keys: dict[str, Any] = {}
     if results.roles:
         roles = []
         for role in results.roles:
-            document = build_document(role.analysis, findings_of=findings_of)
+            shown = show if role.name == results.main_role else ()
+            document = build_document(role.analysis, findings_of=findings_of, show=shown)
             roles.append(documents.RoleDocument(role.name, role.kind, role.ranks, document))
         keys |= {"main_role": results.main_role, "roles": roles}
     if results.iterations:

@@ -45,8 +45,6 @@ OPTION_PANELS = {
 """Options in the order of the help, by heading; what is in none comes last."""
 ALL_SECTIONS = "full"
 """What ``--show`` calls all sections."""
-CRITICAL_PATH = "critical-path"
-"""Section whose content is measured only if it is asked for."""
 
 
 class AnalyzeCommand(TyperCommand):
@@ -182,7 +180,6 @@ def run(
     outputs = output or []
     sections, show_all = chosen_sections(show or ())
     full = full or show_all
-    critical_path = CRITICAL_PATH in sections
     _check_explain(explain, json=json, outputs=outputs)
     finding_number = int(explain) if explain is not None and explain.isdecimal() else None
     if paths and len(paths) == 1 and not roles and _saved_format(paths[0]) is not None:
@@ -201,10 +198,9 @@ def run(
             outputs,
             plot=plot,
             json=json,
-            critical_path=True,
             brief=brief,
             full=full,
-            sections=sections,
+            show=sections,
         )
         return
     if explain is not None and finding_number is None:
@@ -238,7 +234,6 @@ def run(
         layout=layout,
         what_if=what_if or plot == "curve",  # the curve is one of the predictions
         changes=change or (),
-        critical_path=critical_path or has_page,  # the page always shows it
         timeline=has_page,
         # Source lines of the places; else only if a finding asks for them.
         stacks=True if has_page or finding_number is not None else None,
@@ -256,10 +251,9 @@ def run(
         outputs,
         plot=plot,
         json=json,
-        critical_path=critical_path,
         brief=brief,
         full=full,
-        sections=sections,
+        show=(*sections, "changes") if what_if or change else sections,
     )
 
 
@@ -338,42 +332,40 @@ def _show(
     *,
     plot: str | None,
     json: bool,
-    critical_path: bool,
     brief: bool,
     full: bool,
-    sections: Sequence[str],
+    show: Sequence[str],
 ) -> None:
     """Write an analysis to *outputs*, and print it as JSON or as tables; or explain one of its findings.
 
-    A page shows the critical path in any case; everything else only with *critical_path*.
+    *show* are the sections that were asked for.
     """
     if finding_number is not None:
         from tracekit.report.terminal.explain import explain_finding
 
         print_text(explain_finding(analysis, finding_number))
         return
-    analysis_as_asked = analysis if critical_path else analysis.without_critical_path()
     if outputs:
         from tracekit.results.write import write
 
         for path in outputs:
-            write(analysis if _is_page(path) else analysis_as_asked, path, plot=plot)
+            write(analysis, path, plot=plot, show=show)
             print_note(f"wrote {path}")
     if json:
         from tracekit.report.write import render_json
 
-        sys.stdout.write(render_json(analysis_as_asked))
+        sys.stdout.write(render_json(analysis, show))
     elif shows_result(outputs):
         from tracekit.report.terminal.analysis import render
         from tracekit.report.terminal.screen import Screen
 
         render(
-            analysis_as_asked,
+            analysis,
             Screen(),
             brief=brief,
             full=full,
             page_written=any(_is_page(path) for path in outputs),
-            sections=sections,
+            show=show,
         )
 
 

@@ -50,7 +50,7 @@ def run(
     if output is not None:
         check_history(output)
     first = None
-    for recording in watch(folder, every_s=every, idle_s=idle, critical_path=output is not None):
+    for recording in watch(folder, every_s=every, idle_s=idle, timeline=output is not None):
         is_damaged = bool(damage_of(recording))
         analysis = None if is_damaged else recording.analysis
         figures = {} if analysis is None else scalars(analysis)

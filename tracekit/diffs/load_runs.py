@@ -234,7 +234,7 @@ def _analyze_run(paths: list[str], *, keep: bool, changes: Sequence[str]) -> Run
     name = public_url(paths[0]) if len(paths) == 1 else str(Path(paths[0]).parent)
     if has_recordings_alone(paths):
         return from_whole_run(late(paths).to_document(), name=name)
-    analysis = analyze(paths, critical_path=keep, timeline=keep, changes=changes)
+    analysis = analyze(paths, timeline=keep, changes=changes)
     run = _run_from_analysis(analysis, name=name, keep=keep)
     if not any(notice.code == "recordings-beside" for notice in analysis.notices):
         return run

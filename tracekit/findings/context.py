@@ -114,7 +114,7 @@ class Context:
     @property
     def can_replay(self) -> bool:
         """Whether the run's events were kept, so that changes can be predicted."""
-        return self.analysis.replay_graph is not None
+        return self.analysis.graph is not None
 
     def predict(self, *changes: Change) -> ChangedStep | None:
         """Return the step with all *changes*.
@@ -123,7 +123,7 @@ class Context:
         """
         key = ", ".join(map(str, changes))
         if key not in self._predictions:
-            graph = self.analysis.replay_graph
+            graph = self.analysis.graph
             if graph is None:
                 return None
             predict = graph.predict if len(changes) == 1 else graph.predict_saving
@@ -134,7 +134,7 @@ class Context:
     @cached_property
     def profiler_in_span_ns(self) -> int:
         """Time that the profiler adds to a step's GPU work over all ranks; 0 if it is not known."""
-        graph = self.analysis.replay_graph
+        graph = self.analysis.graph
         return 0 if graph is None else graph.profiler_in_span_ns
 
     @cached_property

@@ -919,7 +919,7 @@ def _activity(
 
 def _change_without_waits(context: Context, row: dict[str, object]) -> Change:
     """Return the change that takes the waits away that a ``host_sync`` names; all others stay."""
-    graph = context.analysis.replay_graph
+    graph = context.analysis.graph
     waits_in = str(row["op"] or row["name"])
     if graph is not None and waits_in in graph.graph.waiting_operators:
         return WithoutWaitsIn(waits_in)
@@ -995,7 +995,7 @@ def _follow_each_other_soon(waits: float, time_ns: float) -> bool:
 
 def _on_new_shapes(context: Context) -> tuple[str, int] | None:
     """Return the operator that takes much longer on each new shape, and how long; None if there is none."""
-    graph = context.analysis.replay_graph
+    graph = context.analysis.graph
     if graph is None:
         return None
     remedies = select_remedies(graph.graph, KNOWN_SHAPES)

@@ -76,7 +76,7 @@ class ChangeOfWork(FindingKind, frozen=True, kw_only=True):
     @classmethod
     def of(cls: type[AnyChangeOfWork], context: Context, remedy: str) -> AnyChangeOfWork | None:
         """Return the finding of a remedy; None if it saves too little."""
-        graph = context.analysis.replay_graph
+        graph = context.analysis.graph
         if graph is None or select_remedies(graph.graph, remedy).is_empty():
             return None
         change = Remedied(remedy, cls.rests_on)
@@ -616,7 +616,7 @@ CHANGES_OF_WORK: tuple[type[ChangeOfWork], ...] = (
 
 def operators_with_remedy(context: Context, findings: Collection[FindingKind]) -> set[str]:
     """Return the operators most of whose time *findings* explain, and say how to save."""
-    graph = context.analysis.replay_graph
+    graph = context.analysis.graph
     changes = {finding.change for finding in findings if isinstance(finding, ChangeOfWork)}
     if graph is None or not changes:
         return set()
@@ -639,7 +639,7 @@ def _step_ns(predicted: ChangedStep) -> int:
 
 def _changed_work(context: Context, change: str) -> ChangedWork:
     """Return the GPU work that a change concerns."""
-    graph = context.analysis.replay_graph
+    graph = context.analysis.graph
     if graph is None:
         raise ValueError("the run's events were not kept")
     events = graph.graph.events

@@ -50,7 +50,7 @@ def who_waits(context: Context, op: str | None, call: str | None, count: float) 
 
 def runs_operator(context: Context, pattern: str) -> bool:
     """Return whether the GPU runs work of an operator."""
-    graph = context.analysis.replay_graph
+    graph = context.analysis.graph
     if graph is None:
         return False
     ops = graph.graph.events["op"].unique().drop_nulls().cast(pl.String)

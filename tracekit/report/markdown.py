@@ -4,7 +4,7 @@ All text is escaped.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -113,14 +113,14 @@ def folded(summary: str, inside: str) -> str:
     return f"<details><summary>{summary}</summary>\n\n{inside}\n\n</details>"
 
 
-def render_markdown(analysis: Analysis) -> str:
-    """Return the whole report as text.
+def render_markdown(analysis: Analysis, show: Collection[str] = ()) -> str:
+    """Return the whole report as text; *show* are the sections that options asked for.
 
     >>> from tracekit import analyze
     >>> print(render_markdown(analyze("sample_traces/reload", schedule="none")).splitlines()[0])
     ## tracekit: reload · 4 ranks · 1 step · H200 (32 of 132 SMs) · 105 ms a step
     """
-    view = view_of(analysis)
+    view = view_of(analysis, show)
     return _paragraphs(
         [
             *map(draw_block, first_screen(view)),

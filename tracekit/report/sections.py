@@ -121,7 +121,7 @@ CORE_SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         id="critical-path", tab="Critical path", title="Critical path: what the step had to wait for, in order of time",
-        name="Critical path", about="what the step had to wait for", media=("terminal", "page"),
+        name="Critical path", about="what the step had to wait for", media=("terminal", "page"), when_asked=True,
     ),
     Section(
         id="changes", tab="Critical path", title="What a change would give", name="What if",

@@ -78,16 +78,16 @@ def check_extension(path: str | PathLike[str], extensions: Collection[str]) -> s
     return extension
 
 
-def render_json(analysis: Analysis) -> str:
+def render_json(analysis: Analysis, show: Collection[str] = ()) -> str:
     """Return the JSON document (``format: tracekit.analysis/2``), with one newline at its end."""
-    return encode(document_of(analysis)) + "\n"
+    return encode(document_of(analysis, show)) + "\n"
 
 
-def document_of(analysis: Analysis) -> AnalysisDocument:
-    """Return the JSON document of an analysis, its sentences included."""
+def document_of(analysis: Analysis, show: Collection[str] = ()) -> AnalysisDocument:
+    """Return the JSON document of an analysis, with what *show* asks for (``critical-path``, ``changes``)."""
     if analysis.document is not None:
         return analysis.document
-    return build_document(analysis, findings_of=findings_of)
+    return build_document(analysis, findings_of=findings_of, show=show)
 
 
 def figures(analysis: Analysis) -> pl.DataFrame:

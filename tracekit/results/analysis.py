@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +12,7 @@ import msgspec
 from tracekit.analysis.result import Analysis
 from tracekit.analysis.saved import read_saved
 from tracekit.documents.analysis import AnalysisDocument, ChangedStep
-from tracekit.documents.coding import HasDocument
+from tracekit.documents.coding import HasDocument, to_plain
 from tracekit.documents.findings import Finding
 from tracekit.report.findings import findings_of
 from tracekit.report.notebook import NOTEBOOK_WIDTH, analysis_html, findings_html, screen_html
@@ -98,9 +98,16 @@ class AnalysisResult(Analysis, HasDocument):
         """
         return view_of(self)
 
-    def to_document(self) -> AnalysisDocument:
-        """Return the JSON document (``format: tracekit.analysis/2``)."""
-        return document_of(self)
+    def to_document(self, *, show: Collection[str] = ()) -> AnalysisDocument:
+        """Return the JSON document (``format: tracekit.analysis/2``).
+
+        With ``show=["critical-path"]`` it has the critical path.
+        """
+        return document_of(self, show)
+
+    def to_dict(self, *, show: Collection[str] = ()) -> dict[str, Any]:
+        """Return the document as plain data."""
+        return to_plain(self.to_document(show=show))
 
     def what_if(self, *changes: str) -> PredictedStep:
         """Return the predicted step with all *changes* at once, such as ``rank 2 like others`` or ``dp_comm x0.5``.
@@ -117,13 +124,20 @@ class AnalysisResult(Analysis, HasDocument):
         """Its pictures: ``analysis.plot.schedule()`` and others, each a matplotlib ``Figure``."""
         return Plots(self)
 
-    def save(self, path: str | PathLike[str], *, plot: str | None = None) -> None:
+    def save(
+        self,
+        path: str | PathLike[str],
+        *,
+        plot: str | None = None,
+        show: Collection[str] = (),
+    ) -> None:
         """Write it to *path*.
 
         The extension selects the format: .html .json .md .parquet .csv .png .svg .pdf.
 
         *plot* names the content of a picture; by default the schedule if there is one, else the
-        budget.
+        budget. *show* are sections to add: ``critical-path`` to the JSON, and to a page the lanes
+        of ``changes``.
 
         >>> import tempfile
         >>> from tracekit import analyze, read_analysis
@@ -132,7 +146,7 @@ class AnalysisResult(Analysis, HasDocument):
         >>> read_analysis(file).rank_results[0].whole.budget.span_ns
         104587652
         """
-        write(self, path, plot=plot)
+        write(self, path, plot=plot, show=show)
 
     def _repr_html_(self) -> str:
         return analysis_html(self)

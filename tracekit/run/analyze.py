@@ -51,7 +51,6 @@ def analyze(
     layout: str | None = None,
     what_if: bool = False,
     changes: Sequence[str] = (),
-    critical_path: bool = False,
     by: str | None = None,
     pipeline: int | None = None,
     gpu: str | None = None,
@@ -83,12 +82,10 @@ def analyze(
             name, an order file, or ``none`` for no comparison.
         layout: Arrangement of ranks, such as ``pp=4,ep=2``, instead of the one derived from the
             traces; ``node=8`` is the number of ranks per machine.
-        what_if: Predict this run under other schedules (``result.schedule.what_if``), and keep its
-            events, so that ``result.what_if("rank 2 like others")`` answers questions.
+        what_if: Predict this run under other schedules (``result.schedule.what_if``).
         changes: Changes to predict the run with: ``dp_comm x0.5``, ``links x2``, ``rank 2 like
             others``, ``no host delay``, ``hide dp_comm``, ``balance`` or ``microbatches 16``
             (``result.changed_steps``); by default those that would save most.
-        critical_path: Add the critical path across ranks (``result.critical``).
         by: Add the step's time by ``layer``, ``module``, ``annotation`` or ``shape``
             (``result.by``).
         pipeline: Pipeline to show, counted from 0; by default the slowest.
@@ -178,7 +175,7 @@ def analyze(
             map_function=pipeline_map(workers, executor),
         )
         # The caller's options describe the main role (schedule, layout, pipeline) or ask about it
-        # (changes, what-if, critical path): its figures are the result's own. Notices from reading
+        # (changes, what-if): its figures are the result's own. Notices from reading
         # are listed once, with them. Every other role is compared with the schedule that is
         # recognised in it, unless no comparison is wanted at all.
         analysis = _combine_by_role(
@@ -190,7 +187,6 @@ def analyze(
                 layout=layout,
                 what_if=what_if,
                 changes=parsed_changes,
-                critical_path=critical_path,
                 pipeline=pipeline,
             ),
             combine_other=partial(

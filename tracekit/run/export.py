@@ -74,7 +74,7 @@ def export(
             raise unknown_rank_error(missing, store.ranks)
         # All ranks that were given are analysed: those that are not written still tell who waited
         # for whom.
-        analysis = analyze(store.path, schedule=schedule, workers=workers, critical_path=True)
+        analysis = analyze(store.path, schedule=schedule, workers=workers)
         if is_archive:
             done = write_archive(store, analysis, output, traces=traces, ranks=ranks)
         else:

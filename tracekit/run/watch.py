@@ -35,7 +35,7 @@ def watch(
     *,
     every_s: float = 2.0,
     idle_s: float | None = None,
-    critical_path: bool = False,
+    timeline: bool = False,
 ) -> Iterator[WatchedRecording]:
     """Yield the recordings in *folder* and its subfolders as they become complete, and again if their files change.
 
@@ -45,7 +45,7 @@ def watch(
         folder: Folder that traces are written to.
         every_s: Seconds between two looks at the folder.
         idle_s: Seconds without a new recording after which to stop; by default never.
-        critical_path: Add the critical path to each analysis.
+        timeline: Keep single events of each recording, for the timeline of a page.
 
     >>> [recording.name for recording in watch("sample_traces/steps", idle_s=0)]
     ['a', 'b', 'straggler']
@@ -66,7 +66,7 @@ def watch(
                 stamps_read[recording.files] = stamps
                 yield _analyzed(
                     replace(recording, read_again=last_stamps is not None),
-                    critical_path=critical_path,
+                    timeline=timeline,
                 )
                 last_new_s = time.monotonic()
         if idle_s is not None and time.monotonic() - last_new_s >= idle_s:
@@ -96,10 +96,10 @@ def _stamped_recordings(
     return stamped
 
 
-def _analyzed(recording: WatchedRecording, *, critical_path: bool) -> WatchedRecording:
+def _analyzed(recording: WatchedRecording, *, timeline: bool) -> WatchedRecording:
     files = [str(file) for file in recording.files]
     try:
-        analysis = analyze(files, critical_path=critical_path, timeline=critical_path, workers=1)
+        analysis = analyze(files, timeline=timeline, workers=1)
     except TracekitError as error:
         return replace(recording, error=error)
     return replace(recording, analysis=analysis)

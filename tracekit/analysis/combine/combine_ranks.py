@@ -39,7 +39,7 @@ from tracekit.analysis.measure.operators import mean_operators
 from tracekit.analysis.measure.rank_timeline import RankTimeline
 from tracekit.analysis.measure.tables import MIN_EVENTS_TO_GIVE_BACK_MEMORY, RankTables
 from tracekit.analysis.measured import rank_results
-from tracekit.analysis.result import Analysis, Tables
+from tracekit.analysis.result import Analysis, Computed, Tables
 from tracekit.classify.messages import format_messages
 from tracekit.documents.analysis import (
     Bubble,
@@ -94,7 +94,6 @@ def combine(
     what_if: bool = False,
     changes: Sequence[Change] = (),
     best_changes: bool = True,
-    critical_path: bool = False,
     pipeline: int | None = None,
     map_function: MapFunction = map,
 ) -> Analysis:
@@ -112,7 +111,6 @@ def combine(
         changes: Changes to predict the run with (``graph.change``).
         best_changes: If no *changes* are given, or with *what_if*, predict the run with those that
             would save most.
-        critical_path: Add the critical path.
         pipeline: Pipeline to show, counted from 0; by default the slowest.
         map_function: Maps the comparison over the pipelines of a large run, for example in worker
             processes.
@@ -156,7 +154,7 @@ def combine(
     workload = _workload(results, generates=bool(step_kinds))
     if step_kinds or not (has_pipeline or _trains(results)):
         schedule_notices = without_pipeline_notices(schedule_notices)
-    critical = _shown_path(ranks, communication, comparison) if critical_path else None
+    described_path = Computed(lambda: _described_path(ranks, communication, comparison))
     stragglers = explain_stragglers(communication.stragglers, ranks, operations, clocks)
 
     # Predictions of the step with changes.
@@ -172,7 +170,7 @@ def combine(
         **run_tables(ranks, results, communication),
         **stragglers.tables(),
         **_memory_tables(against_schedule.memory, clocks),
-        **_schedule_tables(ranks, comparison, schedule_notices, critical),
+        **_schedule_tables(ranks, comparison, schedule_notices, described_path),
     }
     all_notices = (
         *without_known_peers(notices, operations),
@@ -187,7 +185,6 @@ def combine(
         *unlabelled_notices(results),
         *weak_label_notices(results),
         *schedule_notices,
-        *(() if critical is None else critical.notices),
     )
     hidden_communication_ns = sum(result.whole.hidden_ns["communication"] for result in results)
     return Analysis(
@@ -199,10 +196,9 @@ def combine(
         memory=against_schedule.memory,
         schedule=comparison,
         by=_by(ranks, comparison, pipeline=has_pipeline),
-        critical=critical,
-        walked_path=communication.critical,  # what blocks the step, also if no path is shown
-        graph=graph if what_if or changes else None,
-        replay_graph=graph,  # findings predict with it, also where nobody asks about changes
+        walked_path=communication.critical,
+        described_path=described_path,
+        graph=graph,
         changed_steps=changed_steps,
         stragglers=stragglers,
         hiding=combine_overlap_costs([rank.hiding for rank in ranks], hidden_communication_ns),
@@ -358,10 +354,10 @@ def _workload(results: Sequence[RankFigures], *, generates: bool) -> Workload | 
     return "inference" if "forward" in labels else None
 
 
-def _shown_path(
+def _described_path(
     ranks: Sequence[RankTables], communication: Communication, comparison: ScheduleComparison | None
 ) -> CriticalPath:
-    """Return the critical path with pipeline cells (if there is a pipeline) and causes, for the result."""
+    """Return the critical path with pipeline cells (if there is a pipeline) and causes."""
     critical = communication.critical
     if comparison is not None:
         critical = join_cells(critical, comparison)
@@ -396,7 +392,7 @@ def _what_if_graph(
     against_schedule: _AgainstSchedule,
     step_time_ns: int,
 ) -> WhatIfGraph | None:
-    """Return the graph for questions about changes; None if it was not asked for."""
+    """Return the graph for questions about changes; None without GPU events."""
     if communication.graph is None:
         return None
     comparison = against_schedule.comparison
@@ -471,10 +467,13 @@ def _schedule_tables(
     ranks: Sequence[RankTables],
     comparison: ScheduleComparison | None,
     comparison_notices: Sequence[Notice],
-    critical: CriticalPath | None,
+    path: Computed[CriticalPath],
 ) -> dict[str, Callable[[], pl.DataFrame]]:
-    """Return the functions of the tables that only runs with a pipeline, or with a critical path, have."""
-    functions: dict[str, Callable[[], pl.DataFrame]] = {}
+    """Return the functions of the tables of the critical path, and of those that only runs with a pipeline have."""
+    functions: dict[str, Callable[[], pl.DataFrame]] = {
+        "critical_path": lambda: path().segments.drop("chain"),
+        "slack": lambda: path().slack,
+    }
     if comparison is not None:
         functions |= {"cells": lambda: comparison.cells, "lanes": lambda: comparison.lanes}
     elif any(notice.code == "overlap-seen" for notice in comparison_notices):
@@ -484,11 +483,6 @@ def _schedule_tables(
             if rank.pipeline is not None:
                 lanes_by_rank[rank.pipeline.rank] = rank.pipeline.lanes
         functions["lanes"] = lambda: concat_ranks(lanes_by_rank, LANES)
-    if critical is not None:
-        functions |= {
-            "critical_path": lambda: critical.segments.drop("chain"),
-            "slack": lambda: critical.slack,
-        }
     return functions
 
 

@@ -70,8 +70,8 @@ class Communication(msgspec.Struct, frozen=True, eq=False):
     """Whether ranks number steps alike, so that operations of different steps are never matched."""
     notices: tuple[Notice, ...]
     graph: EventGraph | None = None
-    """The events of all ranks, or of those replayed, with what each waited for, if it was asked
-    for."""
+    """The events of all ranks, or of those replayed, with what each waited for; None without
+    GPU events."""
     replayed: ReplayedRanks | None = None
     """The ranks whose events are in the graph; None if all are."""
 

@@ -468,9 +468,10 @@ def _path(analysis: Analysis, clock: PageClock) -> documents.PathPieces | None:
 
     None if none was computed.
     """
-    if analysis.critical is None or analysis.critical.pieces.is_empty():
+    path = analysis.critical_path
+    if path is None or path.pieces.is_empty():
         return None
-    pieces = path_pieces(analysis.critical)
+    pieces = path_pieces(path)
     names = ("kind", "label", "description", "chain")
     texts = pl.concat([pieces[name] for name in names]).unique(maintain_order=True).to_list()
     number_of = {text: number for number, text in enumerate(texts) if text is not None}
@@ -575,7 +576,7 @@ def schedule_data(analysis: Analysis) -> documents.ScheduleChart | None:
             choices.append(compared)
     has_several_pipelines = len({compared.pipeline.ranks for compared in choices}) > 1
     charts = [
-        _choice(compared, analysis.critical, name_ranks=has_several_pipelines)
+        _choice(compared, analysis.critical_path, name_ranks=has_several_pipelines)
         for compared in choices
     ]
     return documents.ScheduleChart(causes=list(GAP_CAUSES.values()), choices=charts)

@@ -46,15 +46,15 @@ MIN_CHANGE_SHARE = 0.02
 """Changes below this share of the whole difference are summed as smaller changes."""
 
 
-def render_html(analysis: Analysis) -> str:
-    """Return the page as text.
+def render_html(analysis: Analysis, show: Collection[str] = ()) -> str:
+    """Return the page as text, with the drawings of changes if *show* asks for ``changes``.
 
     >>> from tracekit import analyze
     >>> page = render_html(analyze("sample_traces/reload"))
     >>> page.startswith("<!doctype html>"), "http://" in page.split("<main")[1]
     (True, False)
     """
-    view = view_of(analysis)
+    view = view_of(analysis, show)
     clock = PageClock(analysis)
     schedule = schedule_data(analysis)
     choices = schedule.choices if schedule else []
@@ -102,7 +102,7 @@ def render_html(analysis: Analysis) -> str:
         section_of=section_of,
         shared=paths.shorten,
         heat=heat_map(view.fleet),
-        changed_lanes=changed_lanes(analysis),
+        changed_lanes=changed_lanes(analysis) if view.changes_asked else (),
         unknown_cause=UNKNOWN_CAUSE,
         step_heat=step_heat_map(analysis),
         figure_titles=FIGURES,

@@ -215,9 +215,9 @@ class _TraceExport:
                 if self.with_events:
                     self._write_events(rank, labels.drop("start_ns", "end_ns"))
         self.write(b"\n]}\n")
-        return Exported(
-            target, self.ranks, self.event_count, self.cell_count, relevant_notices(self.analysis)
-        )
+        path = self.analysis.critical_path
+        notices = (*relevant_notices(self.analysis), *(() if path is None else path.notices))
+        return Exported(target, self.ranks, self.event_count, self.cell_count, notices)
 
     def _first_time(self) -> int:
         """Return the time that is 0 in the file: small numbers keep their nanoseconds in any reader."""
@@ -227,7 +227,8 @@ class _TraceExport:
             if entry.start_ns is not None and entry.rank in self.ranks
         ]
         tables = [compared.cells for compared in self.pipelines]
-        tables += [self.analysis.critical.segments] if self.analysis.critical is not None else []
+        path = self.analysis.critical_path
+        tables += [] if path is None else [path.segments]
         starts += [
             int(table["start_ns"].to_numpy().min()) for table in tables if not table.is_empty()
         ]
@@ -302,7 +303,7 @@ class _TraceExport:
 
     def _write_critical_path(self) -> None:
         """Write the critical path, one thread per rank, with arrows where it continues on another rank."""
-        path = self.analysis.critical
+        path = self.analysis.critical_path
         if path is None or path.segments.is_empty():
             return
         threads = [f"rank {rank}" for rank in path.segments["rank"].unique().sort()]

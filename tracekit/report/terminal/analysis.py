@@ -24,6 +24,7 @@ from tracekit.report.palette import (
     UNSURE,
 )
 from tracekit.report.sections import (
+    NEED_OPTIONS,
     Section,
     all_sections,
     find_section,
@@ -66,7 +67,7 @@ def render(
     brief: bool = False,
     full: bool = True,
     page_written: bool = False,
-    sections: Sequence[str] = (),
+    show: Sequence[str] = (),
 ) -> None:
     """Print the report.
 
@@ -76,10 +77,10 @@ def render(
         brief: Print the beginning of the first screen, and predictions if they were asked for.
         full: Print every section below the first screen; else the schedule and what was asked for.
         page_written: Whether a page was written, which is then not suggested.
-        sections: Ids of further sections to print.
+        show: Ids of further sections to print, and of those that options asked for.
     """
     out = console or Screen()
-    view = view_of(analysis)
+    view = view_of(analysis, show)
     is_full = full and not brief
     options = [] if is_full else ["--full"]
     if not page_written:
@@ -92,7 +93,8 @@ def render(
         options=options,
     )
     out.print(Text("\n").join(lines), soft_wrap=True)
-    for title, body in chosen_sections(view, out.width, brief=brief, full=is_full, asked=sections):
+    by_name = [name for name in show if name not in NEED_OPTIONS]
+    for title, body in chosen_sections(view, out.width, brief=brief, full=is_full, asked=by_name):
         out.print()
         out.print(Text(title, style="bold"))
         out.print(body, crop=False)  # a command to copy may be longer than a line
@@ -368,7 +370,7 @@ def _draw(bar: Bar, length: int) -> Text:
 
 def requested_changes(view: View, width: int) -> RenderableType | None:
     """Show predictions for changes if they were asked for."""
-    return None if view.analysis.graph is None else render_table(view.changes, width)
+    return render_table(view.changes, width) if view.changes_asked else None
 
 
 DRAWINGS: Mapping[str, Drawing] = {

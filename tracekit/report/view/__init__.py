@@ -6,7 +6,7 @@ what the field's docstring says, None is unknown. Figures *per rank* are means o
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cached_property, partial
 from typing import TypeVar
 
@@ -110,8 +110,10 @@ def computed(function: Callable[[Analysis], Result]) -> cached_property[Result]:
 class View:
     """The content of a report, in the order it is read."""
 
-    def __init__(self, analysis: Analysis) -> None:
+    def __init__(self, analysis: Analysis, *, changes_asked: bool = False) -> None:
         self.analysis = analysis
+        self.changes_asked = changes_asked
+        """Whether its changes were asked for, not only listed."""
         self.paths = tuple(analysis.paths or (source.path for source in analysis.sources))
         self.devices = rates.device_names(analysis.sources)
         self.reader = "+".join(sorted({source.reader for source in analysis.sources}))
@@ -138,9 +140,7 @@ class View:
     """Hidden shares by phase for a run that overlaps micro-batches, if its schedule was not
     recognised."""
     critical = computed(path_view)
-    """The critical path, if it was asked for."""
-    changes = computed(changes_table)
-    """Predicted step times with changes, if they were asked for."""
+    """The critical path."""
     by = computed(places.by_table)
     """The step by layer, module, annotation or shape, if it was asked for."""
     products = computed(rates.products_table)
@@ -168,6 +168,11 @@ class View:
         lambda analysis: spread(analysis) if len(analysis.rank_results) > MANY_RANKS else None
     )
     """Distribution of figures over ranks, for a run of many ranks."""
+
+    @cached_property
+    def changes(self) -> Table | None:
+        """Predicted step times with changes that were asked for, or that would save most."""
+        return changes_table(self.analysis, asked=self.changes_asked)
 
     @cached_property
     def run_name(self) -> str:
@@ -220,13 +225,8 @@ class View:
 
     @cached_property
     def warnings(self) -> tuple[NoticeLine, ...]:
-        """The notices for a reader, without what is uncertain about the critical path, which stands beside it."""
-        critical = self.analysis.critical
-        beside_path = () if self.critical is None or critical is None else critical.notices
-        notices = [
-            notice for notice in relevant_notices(self.analysis) if notice not in beside_path
-        ]
-        return tuple(shorten_notices(notices))
+        """The notices for a reader."""
+        return tuple(shorten_notices(relevant_notices(self.analysis)))
 
     @property
     def by_title(self) -> str:
@@ -262,12 +262,18 @@ class View:
         return tuple(sorted(rows, key=lambda row: -row.exposed_ns))
 
 
-def view_of(analysis: Analysis) -> View:
+def view_of(analysis: Analysis, show: Collection[str] = ()) -> View:
     """Return the content of every report of *analysis*, which keeps it for several outputs.
+
+    *show* are the sections that were asked for.
 
     >>> from tracekit import analyze
     >>> view = view_of(analyze("sample_traces/reload", schedule="none"))
     >>> view.run_name, view.ranks
     ('reload', '4 ranks')
     """
-    return analysis.once(View)
+    return analysis.once(_view_with_changes if "changes" in show else View)
+
+
+def _view_with_changes(analysis: Analysis) -> View:
+    return View(analysis, changes_asked=True)

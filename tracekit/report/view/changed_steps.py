@@ -16,8 +16,8 @@ MAX_PARTS_NAMED = 3
 """Parts of the new critical path that are named."""
 
 
-def changes_table(analysis: Analysis) -> Table | None:
-    """Return the predicted step times with changes that were asked for, or that would save most.
+def changes_table(analysis: Analysis, *, asked: bool) -> Table | None:
+    """Return the predicted step times with changes that were *asked* for, or that would save most.
 
     None without any.
     """
@@ -36,7 +36,7 @@ def changes_table(analysis: Analysis) -> Table | None:
         if row.peak_bytes is not None:
             needs = f"{row.change}: the fullest rank needs {gb_range(*row.peak_bytes)} GB"
             notes.append(f"{needs}, which does not fit" if row.fits is False else needs)
-    if analysis.graph is not None:  # asked for, not only listed
+    if asked:
         assumptions: dict[str, None] = {}
         for row in rows:
             assumptions |= dict.fromkeys(row.rests_on)

@@ -69,8 +69,8 @@ class PathView(msgspec.Struct, frozen=True):
 
 
 def path_view(analysis: Analysis) -> PathView | None:
-    """Return the path of the slowest step; None if it was not asked for or there is none."""
-    path = analysis.critical
+    """Return the path of the slowest step; None if there is none."""
+    path = analysis.critical_path
     if path is None or path.segments.is_empty():
         return None
     length = pl.col("end_ns") - pl.col("start_ns")
