@@ -477,6 +477,26 @@ class RankEvents:
     """Recording of the capture of the graphs that the rank replays."""
 
 
+RUNS = pl.Schema(
+    {
+        "recorded": pl.Datetime("ms", "UTC"),  # when its last file was written
+        "run": pl.String(),  # name of the recording in the watched folder
+        "ranks": pl.Int64(),
+        "steps": pl.Int64(),
+        "time_ns": pl.Int64(),  # the step as recorded
+        "free_ns": pl.Int64(),  # the step without the profiler; null where it is not known
+        "compute_ns": pl.Int64(),  # this and the next two: parts of the recorded step, means over ranks
+        "exposed_ns": pl.Int64(),
+        "idle_ns": pl.Int64(),  # null where it is not known
+        "bubble_fraction": pl.Float64(),  # null without a pipeline
+        "code": pl.String(),  # of the first finding, with its text and what it would save
+        "finding": pl.String(),
+        "saves_ns": pl.Int64(),
+    }
+)
+"""Table of many runs in one file (``watch -o runs.parquet``), a row per recording, the oldest first."""
+
+
 class GroupProgress(msgspec.Struct, frozen=True):
     """Sequence numbers that a group had reached on one rank when the flight recorder was dumped.
 

@@ -16,7 +16,9 @@ from tracekit.diffs.samples import make_samples
 from tracekit.diffs.scalars import prometheus, scalars
 from tracekit.diffs.watch_line import line, run_of
 from tracekit.errors import InputError
+from tracekit.run.query import query
 from tracekit.run.watch import SETTLED_S, watch
+from tracekit.schema import RUNS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
@@ -179,3 +181,40 @@ def test_labels_of_prometheus_hold_no_quotes():
         prometheus({'tracekit/overlap.a"b': 1.0}).splitlines()[1]
         == 'tracekit_overlap{of="a_b"} 1.0'
     )
+
+
+def test_recordings_become_rows_of_a_table_that_sql_reads(tmp_path, run_command):
+    table = tmp_path / "runs.parquet"
+    watched = tmp_path / "traces"
+    shutil.copytree(STEPS / "a", watched / "a")
+    for _ in range(2):  # a recording that is there already is not added again
+        assert run_command("watch", watched, "--idle", "0", "-o", table).returncode == 0
+    rows = pl.read_parquet(table)
+    assert rows.schema == RUNS
+    landed = next(watch(watched, idle_s=0)).analysis
+    assert rows.select("run", "time_ns", "free_ns", "code").rows() == [
+        ("a", landed.step.time_ns, landed.step.free_ns, landed.findings[0].code)
+    ]
+    shutil.copytree(STEPS / "straggler", watched / "straggler")
+    assert run_command("watch", watched, "--idle", "0", "-o", table).returncode == 0
+    slower = query(table, "select run from runs order by time_ns desc")
+    assert slower["run"].to_list() == ["straggler", "a"]
+
+
+@pytest.mark.parametrize("content", [b"PAR1", b"", b"no table"])
+def test_a_file_that_is_no_table_of_runs_is_refused_before_any_recording(
+    content, tmp_path, run_command
+):
+    table = tmp_path / "runs.parquet"
+    table.write_bytes(content)
+    for command in (("watch", STEPS, "--idle", "0", "-o", table), ("query", table, "select 1")):
+        result = run_command(*command)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert f"{table}: is no table of runs" in result.stderr
+    assert table.read_bytes() == content
+
+
+def test_a_table_with_other_columns_is_no_table_of_runs(tmp_path):
+    pl.DataFrame({"run": ["a"]}).write_parquet(tmp_path / "runs.parquet")
+    with pytest.raises(InputError, match="has other columns than a table of runs"):
+        query(tmp_path / "runs.parquet", "select 1")

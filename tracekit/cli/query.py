@@ -13,11 +13,16 @@ MAX_PRINTED_ROWS = 200
 
 
 def run(
-    store: Annotated[Path, typer.Argument(help="A store that ingest wrote.", metavar="STORE")],
+    store: Annotated[
+        Path,
+        typer.Argument(
+            help="A store that ingest wrote, or a table of runs that watch wrote.", metavar="STORE"
+        ),
+    ],
     sql: Annotated[
         str,
         typer.Argument(
-            help="A SELECT over events, labelled, collectives, ranks, budgets, cells and findings.",
+            help="A SELECT over events, labelled, collectives, ranks, budgets, cells, findings; or over runs.",
             metavar="SQL",
         ),
     ],
@@ -27,7 +32,7 @@ def run(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
-    """Answer SQL over the tables of a store.
+    """Answer SQL over the tables of a store, or over a table of runs.
 
     Nothing is written, and nothing outside the store is read.
     """

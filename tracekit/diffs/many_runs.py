@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
 
 import polars as pl
 
+from tracekit._util.files import atomic_write
 from tracekit.results import Analysis
 from tracekit.run.analyze import analyze
+from tracekit.run.query import read_runs
+from tracekit.schema import RUNS
 
 RunToCompare = str | os.PathLike[str] | Analysis
+COMPARED_COLUMNS = tuple(name for name in RUNS if name != "recorded")
+"""Columns that every comparison has; labels that are exposed come behind them."""
 
 
 def compare(runs: Iterable[RunToCompare]) -> pl.DataFrame:
@@ -20,11 +27,8 @@ def compare(runs: Iterable[RunToCompare]) -> pl.DataFrame:
         runs: Paths of traces, folders or stores, each one run, or analyses.
 
     Returns:
-        ``run`` (its path), ``ranks``, ``time_ns`` and ``free_ns`` (the step as recorded and without
-        the profiler), ``compute_ns``, ``exposed_ns`` and ``idle_ns`` (parts of the recorded step,
-        means over ranks), ``exposed_ns.LABEL`` for each label that is exposed in any run,
-        ``bubble_fraction`` (null without a pipeline), ``finding`` (the text of the first) and
-        ``saves_ns``.
+        The columns of ``schema.RUNS`` without ``recorded``, where ``run`` is its path, and
+        ``exposed_ns.LABEL`` for each label that is exposed in any run.
 
     >>> table = compare(["sample_traces/reload", "sample_traces/reload-overlap"])
     >>> table.select("run", "ranks").rows()
@@ -35,17 +39,29 @@ def compare(runs: Iterable[RunToCompare]) -> pl.DataFrame:
         analysis = run if isinstance(run, Analysis) else analyze(run)
         rows.append(_row_of_run(analysis))
     labels = sorted({name for row in rows for name in row if name.startswith("exposed_ns.")})
-    schema = {
-        "run": pl.String,
-        "ranks": pl.Int64,
-        **dict.fromkeys(("time_ns", "free_ns", "compute_ns", "exposed_ns"), pl.Int64),
-        **dict.fromkeys(labels, pl.Int64),
-        "idle_ns": pl.Int64,
-        "bubble_fraction": pl.Float64,
-        "finding": pl.String,
-        "saves_ns": pl.Int64,
-    }
-    return pl.DataFrame(rows, schema=schema)
+    columns = {name: dtype for name, dtype in RUNS.items() if name in COMPARED_COLUMNS}
+    of_labels = dict.fromkeys(labels, pl.Int64())
+    return pl.DataFrame(rows, schema={**columns, **of_labels})
+
+
+def add_to_runs(path: Path, analysis: Analysis, *, name: str, time_s: float) -> None:
+    """Add a recording to a table of runs (``schema.RUNS``), which is made if it is not there.
+
+    A recording of the same name and time is replaced.
+
+    Args:
+        path: The table, a Parquet file.
+        analysis: Its analysis.
+        name: Its name.
+        time_s: When it was recorded, in seconds since 1970.
+    """
+    recorded = datetime.fromtimestamp(round(time_s, 3), UTC)
+    row = {**_row_of_run(analysis), "recorded": recorded, "run": name}
+    before = read_runs(path) if path.exists() else RUNS.to_frame()
+    added = pl.DataFrame([{column: row.get(column) for column in RUNS}], schema=RUNS)
+    table = pl.concat([before, added]).unique(["recorded", "run"], keep="last", maintain_order=True)
+    with atomic_write(path) as temporary:
+        table.sort("recorded", maintain_order=True).write_parquet(temporary)
 
 
 def _row_of_run(analysis: Analysis) -> dict[str, object]:
@@ -55,6 +71,7 @@ def _row_of_run(analysis: Analysis) -> dict[str, object]:
     row: dict[str, object] = {
         "run": os.path.commonpath(analysis.paths) if analysis.paths else None,
         "ranks": len(analysis.ranks),
+        "steps": len(step.per_step),
         "time_ns": step.time_ns,
         "free_ns": step.free_ns,
         "compute_ns": budget.compute_ns,
@@ -64,5 +81,5 @@ def _row_of_run(analysis: Analysis) -> dict[str, object]:
     }
     row |= {f"exposed_ns.{label}": ns for label, ns in budget.exposed_ns.items() if ns}
     for finding in analysis.findings[:1]:
-        row |= {"finding": finding.text, "saves_ns": finding.saves_ns}
+        row |= {"code": finding.code, "finding": finding.text, "saves_ns": finding.saves_ns}
     return row

@@ -13,7 +13,7 @@ from tracekit._util.text import terminal
 from tracekit._version import requirement
 from tracekit.errors import InputError, OptionError
 from tracekit.late.store import checked_collectives_file
-from tracekit.schema import COLLECTIVES, EVENTS, LABELLED
+from tracekit.schema import COLLECTIVES, EVENTS, LABELLED, RUNS
 from tracekit.store.files import Store, holds_recordings, open_store
 
 QUERY_TABLES = {
@@ -59,7 +59,7 @@ FINDING_ROWS = pl.Schema(
 
 
 def query(store: str | Path, sql: str) -> pl.DataFrame:
-    """Run *sql* over a store's tables (``QUERY_TABLES``) and return its rows.
+    """Run *sql* over a store's tables (``QUERY_TABLES``), or over the table ``runs`` of a file, and return its rows.
 
     Files outside the store cannot be read.
 
@@ -72,10 +72,29 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
     sql = checked_text(sql, "sql")
     # What is no store, or damaged, is refused before DuckDB is there, which names what it leaves behind when it
     # was loaded for nothing.
+    if Path(store).is_file():
+        return _answer(sql, {"runs": read_runs(Path(store)).to_arrow()})
     opened_store = open_store(store)
     tables = _tables(opened_store)
     if any(_names_table(sql, name) for name in TABLES_OF_ANALYSIS):
         tables |= _tables_of_analysis(opened_store)
+    return _answer(sql, tables)
+
+
+def read_runs(path: Path) -> pl.DataFrame:
+    """Return a table of runs (``schema.RUNS``), which ``watch`` wrote."""
+    hint = "name a store, or a file that tracekit watch -o FILE.parquet wrote"
+    try:
+        table = pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise InputError(f"{path}: is no table of runs", hint=hint) from error
+    if table.schema != RUNS:
+        raise InputError(f"{path}: has other columns than a table of runs", hint=hint)
+    return table
+
+
+def _answer(sql: str, tables: Mapping[str, Any]) -> pl.DataFrame:
+    """Return the rows that *sql* selects from *tables*."""
     try:
         duckdb: Any = importlib.import_module("duckdb")
     except ImportError:
@@ -100,7 +119,7 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
         answer: pl.DataFrame = connection.sql(sql).pl()
     except duckdb.Error as error:
         reason = str(error).strip().splitlines()[0]
-        hint = f"tables: {', '.join(QUERY_TABLES)}"
+        hint = f"tables: {', '.join(tables)}"
         if isinstance(error, duckdb.BinderException) and "column" in reason:
             hint = _columns_named(sql, tables)
         raise InputError(f"query: {reason}", hint=hint) from error
