@@ -477,7 +477,7 @@ class RankEvents:
     """Recording of the capture of the graphs that the rank replays."""
 
 
-RUNS = pl.Schema(
+RUN_TABLE = pl.Schema(
     {
         "recorded": pl.Datetime("ms", "UTC"),  # when its last file was written
         "run": pl.String(),  # name of the recording in the watched folder

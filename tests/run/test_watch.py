@@ -18,7 +18,7 @@ from tracekit.diffs.watch_line import line, run_of
 from tracekit.errors import InputError
 from tracekit.run.query import query
 from tracekit.run.watch import SETTLED_S, watch
-from tracekit.schema import RUNS
+from tracekit.schema import RUN_TABLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
 
@@ -190,7 +190,7 @@ def test_recordings_become_rows_of_a_table_that_sql_reads(tmp_path, run_command)
     for _ in range(2):  # a recording that is there already is not added again
         assert run_command("watch", watched, "--idle", "0", "-o", table).returncode == 0
     rows = pl.read_parquet(table)
-    assert rows.schema == RUNS
+    assert rows.schema == RUN_TABLE
     landed = next(watch(watched, idle_s=0)).analysis
     assert rows.select("run", "time_ns", "free_ns", "code").rows() == [
         ("a", landed.step.time_ns, landed.step.free_ns, landed.findings[0].code)

@@ -13,10 +13,10 @@ from tracekit._util.files import atomic_write
 from tracekit.results import Analysis
 from tracekit.run.analyze import analyze
 from tracekit.run.query import read_runs
-from tracekit.schema import RUNS
+from tracekit.schema import RUN_TABLE
 
 RunToCompare = str | os.PathLike[str] | Analysis
-COMPARED_COLUMNS = tuple(name for name in RUNS if name != "recorded")
+COMPARED_COLUMNS = tuple(name for name in RUN_TABLE if name != "recorded")
 """Columns that every comparison has; labels that are exposed come behind them."""
 
 
@@ -27,7 +27,7 @@ def compare(runs: Iterable[RunToCompare]) -> pl.DataFrame:
         runs: Paths of traces, folders or stores, each one run, or analyses.
 
     Returns:
-        The columns of ``schema.RUNS`` without ``recorded``, where ``run`` is its path, and
+        The columns of ``schema.RUN_TABLE`` without ``recorded``, where ``run`` is its path, and
         ``exposed_ns.LABEL`` for each label that is exposed in any run.
 
     >>> table = compare(["sample_traces/reload", "sample_traces/reload-overlap"])
@@ -39,13 +39,13 @@ def compare(runs: Iterable[RunToCompare]) -> pl.DataFrame:
         analysis = run if isinstance(run, Analysis) else analyze(run)
         rows.append(_row_of_run(analysis))
     labels = sorted({name for row in rows for name in row if name.startswith("exposed_ns.")})
-    columns = {name: dtype for name, dtype in RUNS.items() if name in COMPARED_COLUMNS}
+    columns = {name: dtype for name, dtype in RUN_TABLE.items() if name in COMPARED_COLUMNS}
     of_labels = dict.fromkeys(labels, pl.Int64())
     return pl.DataFrame(rows, schema={**columns, **of_labels})
 
 
 def add_to_runs(path: Path, analysis: Analysis, *, name: str, time_s: float) -> None:
-    """Add a recording to a table of runs (``schema.RUNS``), which is made if it is not there.
+    """Add a recording to a table of runs (``schema.RUN_TABLE``), which is made if it is not there.
 
     A recording of the same name and time is replaced.
 
@@ -57,8 +57,8 @@ def add_to_runs(path: Path, analysis: Analysis, *, name: str, time_s: float) -> 
     """
     recorded = datetime.fromtimestamp(round(time_s, 3), UTC)
     row = {**_row_of_run(analysis), "recorded": recorded, "run": name}
-    before = read_runs(path) if path.exists() else RUNS.to_frame()
-    added = pl.DataFrame([{column: row.get(column) for column in RUNS}], schema=RUNS)
+    before = read_runs(path) if path.exists() else RUN_TABLE.to_frame()
+    added = pl.DataFrame([{column: row.get(column) for column in RUN_TABLE}], schema=RUN_TABLE)
     table = pl.concat([before, added]).unique(["recorded", "run"], keep="last", maintain_order=True)
     with atomic_write(path) as temporary:
         table.sort("recorded", maintain_order=True).write_parquet(temporary)

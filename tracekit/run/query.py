@@ -13,7 +13,7 @@ from tracekit._util.text import terminal
 from tracekit._version import requirement
 from tracekit.errors import InputError, OptionError
 from tracekit.late.store import checked_collectives_file
-from tracekit.schema import COLLECTIVES, EVENTS, LABELLED, RUNS
+from tracekit.schema import COLLECTIVES, EVENTS, LABELLED, RUN_TABLE
 from tracekit.store.files import Store, holds_recordings, open_store
 
 QUERY_TABLES = {
@@ -82,13 +82,13 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
 
 
 def read_runs(path: Path) -> pl.DataFrame:
-    """Return a table of runs (``schema.RUNS``), which ``watch`` wrote."""
+    """Return a table of runs (``schema.RUN_TABLE``), which ``watch`` wrote."""
     hint = "name a store, or a file that tracekit watch -o FILE.parquet wrote"
     try:
         table = pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise InputError(f"{path}: is no table of runs", hint=hint) from error
-    if table.schema != RUNS:
+    if table.schema != RUN_TABLE:
         raise InputError(f"{path}: has other columns than a table of runs", hint=hint)
     return table
 
