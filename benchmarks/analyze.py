@@ -22,9 +22,10 @@ from pathlib import Path
 import polars as pl
 from msgspec.structs import replace
 
-from tracekit.analysis.measure.tables import rank_tables
+from tracekit.analysis.measure.tables import label_rank, measure_rank
 from tracekit.analysis.persistence import write_tables
 from tracekit.classify import classify
+from tracekit.rooms import ROOM_MEASURES
 from tracekit.run.load import load
 from tracekit.schema import LABELLED, RankEvents, conform
 from tracekit.store.files import write_rank
@@ -70,7 +71,7 @@ def build(store):
             source = replace(part.source, rank=rank, world_size=RANKS, groups=())
             whole = RankEvents(events.with_columns(rank=number), source)
             labelled = renumber(labelled, rank, LABELLED)
-            tables = rank_tables(whole, labelled=labelled)
+            tables = measure_rank(label_rank(whole, labelled=labelled), rooms=ROOM_MEASURES)
             beside = lambda place, tables=tables: write_tables(tables, place)  # noqa: E731
             entries[rank] = write_rank(folder, whole, labelled, beside=beside)
             print(f"rank {rank}: {len(events):,} events, {len(labelled):,} of them on the GPU")

@@ -124,6 +124,7 @@ def store(wanted):
     Write the tables of the others, which differ in numbers alone.
     """
     from tracekit.analysis.persistence import read_tables
+    from tracekit.rooms import ROOM_MEASURES
     from tracekit.store.files import open_store
     from tracekit.store.writer import StoreWriter
 
@@ -134,7 +135,7 @@ def store(wanted):
     timed([*COMMAND, "ingest", traces, "-o", first, "--workers", wanted.workers])
     shutil.rmtree(traces)
     one = open_store(first)
-    tables = [read_tables(first / f"rank={rank}") for rank in one.ranks]
+    tables = [read_tables(first / f"rank={rank}", rooms=ROOM_MEASURES) for rank in one.ranks]
     entries = []
     for replica in range(ranks // PP):
         for entry, own in zip(one.entries, tables, strict=True):
@@ -177,9 +178,10 @@ def first_ranks(place, ranks, target):
 
 def shares(wanted):
     """Processor seconds of each part of one rank's work, the best of three."""
-    from tracekit.analysis.measure.tables import rank_tables
+    from tracekit.analysis.measure.tables import label_rank, measure_rank
     from tracekit.analysis.persistence import write_tables
     from tracekit.classify import classify
+    from tracekit.rooms import ROOM_MEASURES
     from tracekit.store.files import write_rank
     from tracekit.store.sources import find, read_ref
 
@@ -195,7 +197,7 @@ def shares(wanted):
             at.append(time.process_time())
             labelled = classify(part.events)
             at.append(time.process_time())
-            tables = rank_tables(part, labelled=labelled)
+            tables = measure_rank(label_rank(part, labelled=labelled), rooms=ROOM_MEASURES)
             at.append(time.process_time())
             target = Path(folder) / str(turn)
             target.mkdir()

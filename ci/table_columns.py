@@ -9,46 +9,22 @@ from typing import Any
 
 import polars as pl
 
-from tracekit.analysis.measure.tables import rank_tables
+from tracekit.analysis.measure.tables import label_rank, measure_rank
 from tracekit.analysis.table_checks import COLUMNS_FILE, named_tables
-from tracekit.memory.measures.activations import ACTIVATIONS
-from tracekit.memory.measures.contents import CONTENTS
-from tracekit.memory.measures.history import (
-    FRAMES,
-    HISTORY_LEVELS,
-    HISTORY_STACKS,
-    LIVES,
-    SEGMENT_LIVES,
-)
-from tracekit.memory.measures.leaks import LEAKS
-from tracekit.memory.measures.rank_contents import STACKS, STEP_STARTS
-from tracekit.roles.weight_updates.transfers import RELOAD_EVENTS
 from tracekit.schema import EVENTS, LABELLED, RankEvents, Source
 
 HEADER = "# Columns of the tables of a rank in a store; ci/table_columns.py writes this file.\n"
-ONLY_SOMETIMES = {
-    "reload": RELOAD_EVENTS,
-    "memory.contents.contents": CONTENTS,
-    "memory.contents.end_contents": CONTENTS,
-    "memory.contents.stacks": STACKS,
-    "memory.contents.activations": ACTIVATIONS,
-    "memory.contents.leaks": LEAKS,
-    "memory.contents.step_starts": STEP_STARTS,
-    "memory.contents.history.lives": LIVES,
-    "memory.contents.history.levels": HISTORY_LEVELS,
-    "memory.contents.history.segments": SEGMENT_LIVES,
-    "memory.contents.history.frames": FRAMES,
-    "memory.contents.history.stacks": HISTORY_STACKS,
-}
-"""Columns of the tables that a rank without events does not have."""
 
 
 def measured_columns() -> dict[str, pl.Schema]:
-    """Return the columns of each table: those of a rank without events, then those that it lacks."""
+    """Return the columns of each table of the core: those of a rank without events.
+
+    Those of side rooms stand with what they measure (``RoomMeasure.columns``).
+    """
     nothing = RankEvents(EVENTS.to_frame(), Source("", "kineto", 0, "option"))
     no_events = LABELLED.to_frame()
-    tables = rank_tables(nothing, labelled=no_events, lost=no_events)
-    return {name: table.schema for name, table in named_tables(tables)} | ONLY_SOMETIMES
+    tables = measure_rank(label_rank(nothing, labelled=no_events, lost=no_events))
+    return {name: table.schema for name, table in named_tables(tables)}
 
 
 def type_text(dtype: pl.DataType) -> str:

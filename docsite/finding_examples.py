@@ -9,7 +9,7 @@ import msgspec
 
 from tracekit.findings.kind import FindingKind
 from tracekit.graph.change import Change
-from tracekit.results.rooms import all_kinds
+from tracekit.rooms import all_kinds
 
 
 def example_of(

@@ -16,9 +16,10 @@ import msgspec
 
 from docsite.json_keys import json_schema
 from tracekit import analyze, diagnose, load
-from tracekit.analysis.measure.tables import rank_tables
+from tracekit.analysis.measure.tables import label_rank, measure_rank
 from tracekit.classify import classify
 from tracekit.metrics.alternatives.own import NO_OWN_ADVICE
+from tracekit.rooms import ROOM_MEASURES
 
 SHARED = "TRACEKIT_TEST_RUN"
 """Environment variable: a folder that the workers of one run share (``conftest`` makes it and takes
@@ -106,36 +107,46 @@ def measuring_once():
     with (
         mock.patch("tracekit.run.measure.label_rank", _label_later),
         mock.patch("tracekit.run.measure.measure_rank", _label_and_measure_once),
-        mock.patch("tracekit.run.ingest.rank_tables", measure_once),
+        mock.patch("tracekit.run.ingest.label_rank", _label_later),
+        mock.patch("tracekit.run.ingest.measure_rank", _label_and_measure_once),
     ):
         yield
 
 
-def _label_later(rank, *, all_columns, **options):
+def _label_later(rank, *, all_columns=False, **options):
     """Stand in for ``label_rank``: what was measured already need not be labelled."""
     return rank, options
 
 
-def _label_and_measure_once(labelled_rank, *, advice, **options):
+def _label_and_measure_once(labelled_rank, *, rooms, advice=NO_OWN_ADVICE, **options):
     """Stand in for ``measure_rank``, of analyses to which nobody adds advice."""
     assert advice == NO_OWN_ADVICE
+    assert rooms == ROOM_MEASURES
     rank, label_options = labelled_rank
     return measure_once(rank, **label_options, **options)
 
 
+def measured_tables(rank, *, labelled=None, lost=None, rules=None, by=None, **options):
+    """Return the tables of one rank, labelled and measured with what side rooms measure."""
+    labelled_rank = label_rank(
+        rank, labelled=labelled, lost=lost, rules=rules, all_columns=by is not None
+    )
+    return measure_rank(labelled_rank, by=by, rooms=ROOM_MEASURES, **options)
+
+
 def measure_once(rank, **options):
-    """Return ``rank_tables(rank, **options)``, measured once in a run for the same content of a trace.
+    """Return ``measured_tables(rank, **options)``, measured once in a run for the same content of a trace.
 
     Its path and role are no content: a copy under another name is measured as the original was.
     """
     folder = os.environ.get(SHARED)
     if folder is None or options.get("rules") is not None:
-        return rank_tables(rank, **options)
+        return measured_tables(rank, **options)
     source = msgspec.structs.replace(rank.source, path="", role=None, rank_from="")
     nameless = replace(rank, source=source)
     content = pickle.dumps((nameless, sorted(options.items())), 5)
     file = Path(folder, f"tables-{hashlib.sha256(content).hexdigest()[:24]}")
-    tables = share(file, lambda: rank_tables(rank, **options), in_memory={})
+    tables = share(file, lambda: measured_tables(rank, **options), in_memory={})
     return replace(tables, source=rank.source)
 
 

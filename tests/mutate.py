@@ -12,10 +12,9 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from tests.kept import by_identity
+from tests.kept import by_identity, measured_tables
 from tracekit.analysis import Analysis
 from tracekit.analysis.combine.combine_ranks import combine
-from tracekit.analysis.measure.tables import rank_tables
 from tracekit.results import AnalysisResult
 from tracekit.schema import GPU_KINDS, RankEvents
 
@@ -27,7 +26,7 @@ _TOLD = ("collective", "group", "group_desc", "group_ranks", "peer", "bytes")
 """What a collective's kernel carries that the profiler took from the operator that issued it."""
 
 
-_measure = by_identity(rank_tables)
+_measure = by_identity(measured_tables)
 """Measures a rank once, in however many mutated runs it takes part unchanged."""
 
 

@@ -29,7 +29,7 @@ from tests.kept import analysis_of
 from tracekit.cli import make_app
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.screen import Screen
-from tracekit.results.rooms import all_kinds
+from tracekit.rooms import all_kinds
 
 pytestmark = pytest.mark.usefixtures("measured_once")
 

@@ -34,6 +34,7 @@ from tracekit.graph.loadable import LoadableTable
 from tracekit.intervals import Intervals
 from tracekit.pipeline.schedules import generate
 from tracekit.report.notices import error_message, notice_sentence
+from tracekit.rooms import ROOM_MEASURES
 from tracekit.run import ingest as ingesting
 from tracekit.run.analyze import analyze
 from tracekit.run.dask import cluster
@@ -120,7 +121,7 @@ def same(a, b, name=""):
 def test_tables_come_back_exactly(samples, tmp_path, name):
     made = SourceWorker().source_tables(find(samples / name).refs[0])[0]
     write_tables(made, tmp_path)
-    back = read_tables(tmp_path)
+    back = read_tables(tmp_path, rooms=ROOM_MEASURES)
     same(made, back)
     same(made, pickle.loads(pickle.dumps(back)))
     assert (made.by_step is made.window) == (back.by_step is back.window)
@@ -130,7 +131,7 @@ def test_the_events_of_the_graph_stay_in_the_store_until_they_are_loaded(samples
     write_tables(
         SourceWorker().source_tables(find(samples / "1f1b", ranks=[1]).refs[0])[0], tmp_path
     )
-    tables = read_tables(tmp_path)
+    tables = read_tables(tmp_path, rooms=ROOM_MEASURES)
     assert (tables.pipeline.has_work, sorted(tables.pipeline.peers)) == (True, [0, 2])
     assert tables.graph_events.load().height > 100
     assert len(pickle.dumps(tables.graph_events)) < 1000  # the position travels, not the content
@@ -145,11 +146,11 @@ def test_tables_of_another_version_or_damaged_ones_are_not_taken(samples, tmp_pa
     made = SourceWorker(with_pipeline=False).source_tables(find(samples / "reload").refs[0])[0]
     file = write_tables(made, tmp_path)
     monkeypatch.setattr("tracekit.analysis.persistence.__version__", "0.0.0")
-    assert read_tables(tmp_path) is None
+    assert read_tables(tmp_path, rooms=ROOM_MEASURES) is None
     monkeypatch.undo()
     file.write_bytes(file.read_bytes()[:-40])
-    assert read_tables(tmp_path) is None
-    assert read_tables(tmp_path / "nowhere") is None
+    assert read_tables(tmp_path, rooms=ROOM_MEASURES) is None
+    assert read_tables(tmp_path / "nowhere", rooms=ROOM_MEASURES) is None
 
 
 def test_tables_that_lack_a_field_are_measured_again(samples, tmp_path):
@@ -161,7 +162,7 @@ def test_tables_that_lack_a_field_are_measured_again(samples, tmp_path):
     with zipfile.ZipFile(tmp_path / "tables.zip", "w") as packed:
         for name, data in (members | {"tables.json": json.dumps(document)}).items():
             packed.writestr(name, data)
-    assert read_tables(tmp_path) is None
+    assert read_tables(tmp_path, rooms=ROOM_MEASURES) is None
 
 
 def test_an_analysis_of_a_store_takes_its_tables_and_measures_where_it_must(
@@ -252,7 +253,7 @@ def test_dask_with_a_worker_killed_in_the_middle_gives_the_same_tables(serial, t
     assert answer.to_json() == serial.to_json()
     assert without_paths(analyze(store).to_json()) == without_paths(serial.to_json())
     alone = SourceWorker()  # as ingest
-    stored = read_tables(store / f"rank={RANKS - 1}")
+    stored = read_tables(store / f"rank={RANKS - 1}", rooms=ROOM_MEASURES)
     same(alone.source_tables(find(traces, ranks=[RANKS - 1]).refs[0])[0], stored)
 
 

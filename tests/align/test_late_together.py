@@ -10,14 +10,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tests.kept import analysis_of
+from tests.kept import analysis_of, measured_tables
 from tests.operations import collective, message, table
 from tests.perturbations import read_run, repeat_rank
 from tracekit.align.clocks import CLOCKS, Clocks
 from tracekit.align.matching import match
 from tracekit.align.waits import find_stragglers, with_waits
 from tracekit.analysis.combine.combine_ranks import combine
-from tracekit.analysis.measure.tables import rank_tables
 from tracekit.metrics.operations import add_waits, divide_waits
 from tracekit.results import AnalysisResult
 from tracekit.schema import conform
@@ -202,7 +201,7 @@ def test_charges_agree_with_a_count_moment_by_moment_and_sum_to_the_waits(seed):
 def slow_pair():
     """A recording whose rank 2 is slow, and in which rank 3 does the same as rank 2."""
     ranks = repeat_rank(read_run(SAMPLES / "slow-ddp"), 2, as_rank=3)
-    return AnalysisResult.of(combine([rank_tables(rank) for rank in ranks], what_if=True))
+    return AnalysisResult.of(combine([measured_tables(rank) for rank in ranks], what_if=True))
 
 
 def test_a_slow_pair_of_a_recording_is_named_and_not_one_of_the_two(slow_pair):

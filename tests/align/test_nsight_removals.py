@@ -11,9 +11,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from tests.kept import measured_tables
 from tracekit.align.matching import match
 from tracekit.analysis.combine.communication import with_peers
-from tracekit.analysis.measure.tables import rank_tables
 from tracekit.store.sources import find, read_ref
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ LAUNCH_ROW = "DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE correlationId = ?"
 def rank_of(path):
     (ref,) = find([str(path)]).refs
     (rank_events,) = read_ref(ref)
-    return rank_tables(rank_events)
+    return measured_tables(rank_events)
 
 
 @cache

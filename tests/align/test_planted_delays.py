@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.kept import measured_tables
 from tests.planted_delays import find_sites, plant
 from tracekit.analysis.combine.combine_ranks import combine
-from tracekit.analysis.measure.tables import rank_tables
 from tracekit.pipeline.schedules import generate
 from tracekit.run.load import load
 from tracekit.synthetic import Recipe, write_run
@@ -41,7 +41,7 @@ class Figures:
     """What an analysis says about waiting."""
 
     def __init__(self, ranks):
-        self.analysis = combine([rank_tables(rank, pipeline=False) for rank in ranks])
+        self.analysis = combine([measured_tables(rank, pipeline=False) for rank in ranks])
         self.peer_late_ns = sum(
             causes.get("peer_late", 0) for causes in self.analysis.total.because_ns.values()
         )

@@ -7,6 +7,7 @@ from statistics import median
 import polars as pl
 import pytest
 
+from tests.kept import measured_tables
 from tracekit.align.steps import (
     assign_parts,
     host_ranges,
@@ -15,7 +16,6 @@ from tracekit.align.steps import (
     select_steps,
 )
 from tracekit.analysis.combine.combine_ranks import combine
-from tracekit.analysis.measure.tables import rank_tables
 from tracekit.diffs.run_samples import from_analysis
 from tracekit.errors import OptionError
 from tracekit.report.notices import notice_sentence
@@ -257,7 +257,7 @@ def cut_marks(samples):
         for one in whole
     ]
     return [
-        combine([rank_tables(one) for one in ranks], schedule="auto") for ranks in (whole, bare)
+        combine([measured_tables(one) for one in ranks], schedule="auto") for ranks in (whole, bare)
     ]
 
 

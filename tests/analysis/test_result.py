@@ -8,8 +8,8 @@ import pickle
 
 import pytest
 
+from tests.kept import measured_tables
 from tracekit.analysis.combine.combine_ranks import combine
-from tracekit.analysis.measure.tables import rank_tables
 from tracekit.analysis.result import UnknownTableError
 from tracekit.run.load import load
 from tracekit.schema import LABELS
@@ -112,7 +112,7 @@ def test_a_notebook_shows_a_table(run):
 def test_only_small_tables_travel(samples):
     """What leaves a rank is picklable and far smaller than its events."""
     rank = load(samples / "1f1b", ranks=[0]).rank(0)
-    packed = pickle.dumps(rank_tables(rank))
+    packed = pickle.dumps(measured_tables(rank))
     assert len(packed) < rank.events.estimated_size() / 3.5
     again = combine([pickle.loads(packed)])
     assert again.rank(0).whole.budget.span_ns == 118_845_920

@@ -11,9 +11,8 @@ import polars as pl
 import pytest
 
 import tracekit
-from ci.table_columns import ONLY_SOMETIMES
+from tests.kept import measured_tables
 from tests.stores import seal
-from tracekit.analysis.measure.tables import rank_tables
 from tracekit.analysis.persistence import (
     FILE,
     _as_one_row,
@@ -28,6 +27,8 @@ from tracekit.analysis.table_checks import (
     read_table_columns,
 )
 from tracekit.pipeline.schedules import generate
+from tracekit.rooms import ROOM_MEASURES
+from tracekit.run.load import load
 from tracekit.schema import EVENTS, LABELLED, RankEvents, Source
 from tracekit.synthetic import Recipe, write_run
 
@@ -36,14 +37,29 @@ def test_the_columns_of_the_tables_are_those_that_are_measured_now():
     """Run ci/table_columns.py when a table gets a column."""
     nothing = RankEvents(EVENTS.to_frame(), Source("", "kineto", 0, "option"))
     no_events = LABELLED.to_frame()
-    tables = dict(named_tables(rank_tables(nothing, labelled=no_events, lost=no_events)))
+    tables = dict(named_tables(measured_tables(nothing, labelled=no_events, lost=no_events)))
     columns = read_table_columns()
     measured = {name for name in tables if not name.startswith("by_step.")}
-    assert measured | ONLY_SOMETIMES.keys() == columns.keys()
+    assert measured == columns.keys()
     for name, table in tables.items():
         assert table.schema == columns[name.replace("by_step.", "window.")], name
-    for name, schema in ONLY_SOMETIMES.items():
-        assert schema == columns[name], name
+
+
+@pytest.mark.parametrize(("sample", "count"), [("memory", 11), ("reload", 1)])
+def test_the_columns_of_what_side_rooms_measure_are_those_that_they_state(samples, sample, count):
+    tables = dict(named_tables(measured_tables(load(samples / sample, ranks=[0]).rank(0))))
+    of_rooms = {name: table for name, table in tables.items() if name.startswith("of_rooms.")}
+    stated = {}
+    for room in ROOM_MEASURES:
+        stated |= room.table_columns()
+    assert len(of_rooms) == count
+    assert {name: table.schema for name, table in of_rooms.items()}.items() <= stated.items()
+
+
+def test_a_store_whose_rooms_are_others_is_measured_again(run):
+    store, _ = run
+    assert read_tables(store / "rank=0", rooms=ROOM_MEASURES) is not None
+    assert read_tables(store / "rank=0", rooms=ROOM_MEASURES[:1]) is None
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +132,10 @@ def put_memory(line):
         **dict.fromkeys(("chunks", "ideal_chunks", "contents")),
     }
     return lambda fields: fields.update(
-        memory={"figures": figures, "chunks": None, "contents": None}
+        of_rooms={
+            "memory": {"figures": figures, "chunks": None, "contents": None},
+            "weight_transfers": None,
+        }
     )
 
 
@@ -175,9 +194,13 @@ def test_forged_tables_are_not_read(run, forged, case):
     """Nor are those of the other rank, with which they are checked, refused."""
     store, _ = run
     folders = [store / "rank=0", store / "rank=1", store / "nowhere"]
-    assert [tables is not None for tables in read_tables_of_ranks(folders)] == [True, True, False]
+    assert [
+        tables is not None for tables in read_tables_of_ranks(folders, rooms=ROOM_MEASURES)
+    ] == [True, True, False]
     forged(*FORGERIES[case])
-    assert [tables is not None for tables in read_tables_of_ranks(folders)] == [False, True, False]
+    assert [
+        tables is not None for tables in read_tables_of_ranks(folders, rooms=ROOM_MEASURES)
+    ] == [False, True, False]
 
 
 @pytest.mark.parametrize("value", [7, None, [7], "text"])
@@ -188,7 +211,7 @@ def test_what_is_no_table_is_not_read(run, forged, value):
         return stream.with_columns(pl.lit(value).alias(stream.columns[0]))
 
     forged("tables.arrows", without_rows)
-    assert read_tables(store / "rank=0") is None
+    assert read_tables(store / "rank=0", rooms=ROOM_MEASURES) is None
 
 
 def test_tables_as_an_older_version_wrote_them_are_measured_again(run, tmp_path):
@@ -207,7 +230,7 @@ def test_tables_as_an_older_version_wrote_them_are_measured_again(run, tmp_path)
         for name, data in members.items():
             archive.writestr(name, data)
     seal(tmp_path / "store")
-    assert read_tables(file.parent) is None
+    assert read_tables(file.parent, rooms=ROOM_MEASURES) is None
     document = tracekit.analyze(tmp_path / "store", workers=1).to_dict()
     document["source"]["paths"] = answer["source"]["paths"]
     assert document == answer
@@ -232,7 +255,7 @@ def test_compressed_tables_are_not_unpacked(run, tmp_path):
     ):
         for name in sound.namelist():
             packed.writestr(name, sound.read(name))
-    assert read_tables(tmp_path) is None
+    assert read_tables(tmp_path, rooms=ROOM_MEASURES) is None
 
 
 def test_a_table_that_unpacks_to_gigabytes_is_not_unpacked(run, tmp_path):
@@ -251,12 +274,12 @@ def test_a_table_that_unpacks_to_gigabytes_is_not_unpacked(run, tmp_path):
             forged_file.writestr(name, bomb.getvalue() if is_first_table else sound.read(name))
         with pytest.raises(ValueError, match="unpacks to 40,"):
             _read_stream(forged_file, names[1].removesuffix(".arrows"))
-    assert read_tables(tmp_path) is None
+    assert read_tables(tmp_path, rooms=ROOM_MEASURES) is None
 
 
 def test_tables_that_nobody_forged_are_used(run):
     store, _ = run
-    assert read_tables(store / "rank=0") is not None
+    assert read_tables(store / "rank=0", rooms=ROOM_MEASURES) is not None
 
 
 def test_a_part_is_a_number_of_a_step():

@@ -8,11 +8,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tests.kept import analysis_of, measuring_once
+from tests.kept import analysis_of, measured_tables, measuring_once
 from tracekit import analyze
 from tracekit._loops.critical_path import SEGMENT_KINDS, walk_back
 from tracekit.analysis.combine.combine_ranks import combine
-from tracekit.analysis.measure.tables import rank_tables
 from tracekit.classify import classify
 from tracekit.graph.critical_path import SLACK, CriticalPath
 from tracekit.graph.path_segments import SEGMENTS
@@ -213,7 +212,7 @@ def test_where_all_ranks_were_given_the_path_does_not_ask_for_more(samples):
     )
     kept = ranks[0].events.filter(pl.col("id") != sends.sort("start_ns")["id"][-1])
     ranks[0] = RankEvents(kept, ranks[0].source)
-    analysis = combine([rank_tables(rank, pipeline=False) for rank in ranks])
+    analysis = combine([measured_tables(rank, pipeline=False) for rank in ranks])
     assert any(note.code == "operations-lost" for note in analysis.notices)
     notices = (*analysis.notices, *analysis.critical_path.notices)
     assert not any("give all ranks" in notice_sentence(note) for note in notices)
@@ -266,7 +265,7 @@ def test_without_launches_the_path_says_where_it_could_not_go_on(samples):
     blind = classify(events)
     assert blind["launch_ns"].null_count() == len(blind)
     analysis = combine(
-        [rank_tables(RankEvents(events, rank.source), labelled=blind, pipeline=False)],
+        [measured_tables(RankEvents(events, rank.source), labelled=blind, pipeline=False)],
     )
     check(analysis)
     assert all(

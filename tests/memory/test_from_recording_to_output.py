@@ -18,11 +18,7 @@ from tests.unpack import unpacked
 from tracekit.diffs.scalars import scalars
 from tracekit.documents.analysis import AllocatorMemory, ChangedStep, Memory, MemoryLine, Peak
 from tracekit.documents.coding import to_plain
-from tracekit.memory.combine import (
-    RunMemory,
-    memory_with_microbatches,
-    with_memory,
-)
+from tracekit.memory.combine import RunMemory
 from tracekit.memory.measures import ChunkMemory
 from tracekit.memory.view import memory_table
 from tracekit.pipeline.schedules import generate
@@ -124,13 +120,13 @@ def held(capacity, *, base=100, chunk=10, chunks=4, optimizer=None):
     ids=str,
 )  # GPipe holds 8 chunks of 10 over 100; the allocator reserves 5 more than tensors hold
 def test_what_does_not_fit_is_marked(run, capacity, fits):
-    rows = with_memory(run.schedule, held(capacity)).what_if
+    rows = held(capacity).with_needs(run.schedule).what_if
     (gpipe,) = (row for row in rows if row.name == "gpipe")
     assert (gpipe.peak_bytes, gpipe.fits) == ((180, 180), fits)
 
 
 def test_the_optimizer_is_the_least_that_any_schedule_needs(run):
-    rows = with_memory(run.schedule, held(150, optimizer=200)).what_if
+    rows = held(150, optimizer=200).with_needs(run.schedule).what_if
     assert {row.fits for row in rows if row.peak_activations is not None and not row.ran} == {False}
 
 
@@ -142,7 +138,7 @@ def test_without_a_known_chunk_nothing_is_said_of_other_schedules(run):
         run.schedule,
         what_if=tuple(structs.replace(r, peak_bytes=None, fits=None) for r in run.schedule.what_if),
     )
-    assert all(row.peak_bytes is None for row in with_memory(plain, bare).what_if)
+    assert all(row.peak_bytes is None for row in bare.with_needs(plain).what_if)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +156,7 @@ def test_other_numbers_of_micro_batches_need_what_they_hold(run, name, count, ne
     match = structs.replace(head.match, schedule=generate(name, pp=4, microbatches=8))
     comparison = structs.replace(run.schedule, head=structs.replace(head, match=match))
     peak, fits = needs
-    assert memory_with_microbatches(comparison, held(139), count) == ((peak, peak), fits)
-    assert memory_with_microbatches(comparison, None, count) == (None, None)
+    assert held(139).needed_with_microbatches(comparison, count) == ((peak, peak), fits)
 
 
 def test_a_change_that_does_not_fit_is_named(run):
@@ -173,7 +168,7 @@ def test_a_change_that_does_not_fit_is_named(run):
 
 
 def test_the_terminal_names_what_does_not_fit(run):
-    full = replace(run, schedule=with_memory(run.schedule, held(150)), memory=held(150))
+    full = replace(run, schedule=held(150).with_needs(run.schedule), memory=held(150))
     console = Console(width=200)
     with console.capture() as captured:
         console.print(render_what_if(view_of(full).schedule.what_if, 200))

@@ -8,9 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tests.kept import analysis_of
+from tests.kept import analysis_of, measured_tables
 from tracekit import analyze
-from tracekit.analysis.measure.tables import rank_tables
 from tracekit.classify import classify
 from tracekit.intervals import union
 from tracekit.metrics.causes import (
@@ -510,7 +509,7 @@ def test_the_tail_of_ddp_has_nothing_to_hide_it(corpus):
     last = events.filter(pl.col("pass") == "backward", pl.col("label") != "dp_comm")[
         "start_ns"
     ].max()
-    pieces = rank_tables(rank, labelled=events, pipeline=False).window.exposed.filter(
+    pieces = measured_tables(rank, labelled=events, pipeline=False).window.exposed.filter(
         pl.col("label") == "dp_comm"
     )
     tail = pieces.filter(pl.col("start_ns") > last)

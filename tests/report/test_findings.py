@@ -29,7 +29,7 @@ from tracekit.report.markdown import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import finding_lines, saving
 from tracekit.report.terminal.screen import Screen
-from tracekit.results.rooms import all_kinds
+from tracekit.rooms import all_kinds
 from tracekit.schema import LABEL_WORDS
 
 SAMPLES = [

@@ -39,7 +39,7 @@ from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import first_screen, headline, saving
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.view import view_of
-from tracekit.results.rooms import all_kinds
+from tracekit.rooms import all_kinds
 
 MS = 1_000_000
 RUNS = ("slow-ddp", "1f1b", "megatron-moe", "rl", "reload", "rates")

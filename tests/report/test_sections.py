@@ -18,8 +18,9 @@ from tracekit.report.table import Column, Table
 from tracekit.report.terminal import analysis as terminal
 from tracekit.report.terminal.screen import Screen
 from tracekit.results import AnalysisResult
-from tracekit.results.rooms import SECTIONS
+from tracekit.rooms import all_sections
 
+SECTIONS = all_sections()
 IDS = [section.id for section in SECTIONS]
 TEMPLATES = Path(html.__file__).parent / "assets" / "sections"
 

@@ -16,7 +16,7 @@ from tracekit.report.html.page import render_html
 from tracekit.report.markdown import render_markdown
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.screen import Screen
-from tracekit.results.rooms import all_kinds
+from tracekit.rooms import all_kinds
 
 TRAINING_WORDS = re.compile(
     r"optimizer|gradient|\bbackward|micro-?batch|\btrain|\bloss(es)?\b|dgrad|wgrad|recompute|checkpoint"

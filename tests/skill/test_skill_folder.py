@@ -14,7 +14,7 @@ from tests.kept import analysis_of
 from tracekit.cli import make_app
 from tracekit.cli._mcp_server import TOOLS
 from tracekit.report.write import render_json
-from tracekit.results.rooms import all_kinds
+from tracekit.rooms import all_kinds
 from tracekit.schema import LABELS
 
 ROOT = Path(__file__).parents[2]

@@ -26,6 +26,7 @@ import polars as pl
 from tracekit._util.arrow_sizes import unpacked_bytes
 from tracekit._util.inflation import inflated_limit
 from tracekit._version import __version__
+from tracekit.analysis.measure.room_measures import RoomMeasure
 from tracekit.analysis.measure.tables import Measures, RankTables
 from tracekit.analysis.table_checks import (
     StoredTables,
@@ -43,6 +44,8 @@ from tracekit.graph.loadable import LoadableTable
 from tracekit.graph.packed_events import pack_events, unpack_events
 from tracekit.intervals import Intervals
 
+Rooms = tuple[RoomMeasure[Any], ...]
+"""What side rooms measure of each rank."""
 FILE = "tables.zip"
 _JSON_MEMBER = "tables.json"
 _TABLE_SUFFIX = ".arrows"
@@ -145,12 +148,12 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
     """Write a rank's tables into its folder of a store; return the file.
 
     >>> import tempfile
-    >>> from tracekit.run.measure import SourceWorker
-    >>> from tracekit.store.sources import find
-    >>> measured = SourceWorker().source_tables(find("sample_traces/reload", ranks=[0]).refs[0])[0]
+    >>> from tracekit.analysis.measure.tables import label_rank, measure_rank
+    >>> from tracekit.run.load import load
+    >>> measured = measure_rank(label_rank(load("sample_traces/reload", ranks=[0]).rank(0)))
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = write_tables(measured, folder)
-    >>> read_tables(folder).operations.equals(measured.operations)
+    >>> read_tables(folder, rooms=()).operations.equals(measured.operations)
     True
     """
     frames: dict[str, pl.DataFrame] = {}
@@ -225,24 +228,24 @@ def _encode(
     return msgspec.to_builtins(value, str_keys=True, enc_hook=put_table)
 
 
-def read_tables(folder: Path) -> RankTables | None:
+def read_tables(folder: Path, *, rooms: Rooms) -> RankTables | None:
     """Return a rank's tables (``read_tables_of_ranks``); None if it must be measured again."""
-    return read_tables_of_ranks([folder])[0]
+    return read_tables_of_ranks([folder], rooms=rooms)[0]
 
 
-def read_tables_of_ranks(folders: Sequence[Path]) -> list[RankTables | None]:
-    """Return the tables of some ranks, in the order of their folders.
+def read_tables_of_ranks(folders: Sequence[Path], *, rooms: Rooms) -> list[RankTables | None]:
+    """Return the tables of some ranks, in the order of their folders, with what all *rooms* measured of them.
 
     None for a rank if there are none, they are damaged, or another version measured them. Such a
     rank must be measured again, from the labelled events in the same folder. All tables are read but
     the largest, which stay in the file until they are loaded.
     """
-    stored = [_read_unchecked((folder / FILE).absolute()) for folder in folders]
-    is_sound = iter(_are_sound([each for each in stored if each is not None]))
+    stored = [_read_unchecked((folder / FILE).absolute(), rooms) for folder in folders]
+    is_sound = iter(_are_sound([each for each in stored if each is not None], rooms))
     return [each.tables if each is not None and next(is_sound) else None for each in stored]
 
 
-def _are_sound(stored: Sequence[StoredTables]) -> list[bool]:
+def _are_sound(stored: Sequence[StoredTables], rooms: Rooms) -> list[bool]:
     """Return for each rank whether tracekit wrote its tables.
 
     All are checked together, and each half of them if that fails.
@@ -250,16 +253,16 @@ def _are_sound(stored: Sequence[StoredTables]) -> list[bool]:
     if not stored:
         return []
     try:
-        check_rank_tables(stored)
+        check_rank_tables(stored, rooms=rooms)
     except _UNREADABLE:
         if len(stored) == 1:
             return [False]
         middle = len(stored) // 2
-        return _are_sound(stored[:middle]) + _are_sound(stored[middle:])
+        return _are_sound(stored[:middle], rooms) + _are_sound(stored[middle:], rooms)
     return [True] * len(stored)
 
 
-def _read_unchecked(file: Path) -> StoredTables | None:
+def _read_unchecked(file: Path, rooms: Rooms) -> StoredTables | None:
     """Return the tables of a file as they are there; None if they cannot be read."""
     try:
         with zipfile.ZipFile(file) as archive:
@@ -271,12 +274,14 @@ def _read_unchecked(file: Path) -> StoredTables | None:
             )
             if document.tracekit != __version__:
                 return None
-            return _decode(document.tables, archive, file)
+            return _decode(document.tables, archive, file, rooms)
     except (*_UNREADABLE, InputError):
         return None
 
 
-def _decode(fields: Mapping[str, Any], archive: zipfile.ZipFile, file: Path) -> StoredTables:
+def _decode(
+    fields: Mapping[str, Any], archive: zipfile.ZipFile, file: Path, rooms: Rooms
+) -> StoredTables:
     """Return the tables that ``write_tables`` turned into *fields* and the Arrow streams of *archive*."""
     written_ns = file.stat().st_mtime_ns
     stream = _read_stream(archive, _SMALL_TABLES)
@@ -304,8 +309,17 @@ def _decode(fields: Mapping[str, Any], archive: zipfile.ZipFile, file: Path) -> 
                 with_intervals, Measures, str_keys=True, dec_hook=get_table
             )
     measures.setdefault("by_step", measures["window"])
+    if fields["of_rooms"].keys() != {room.name for room in rooms}:
+        raise ValueError("other side rooms measured it")
+    of_rooms = {}
+    for room in rooms:
+        measured_type = room.measured_type | None
+        value = fields["of_rooms"][room.name]
+        of_rooms[room.name] = msgspec.convert(
+            value, measured_type, str_keys=True, dec_hook=get_table
+        )
     tables: RankTables = msgspec.convert(
-        {**fields, **measures}, RankTables, str_keys=True, dec_hook=get_table
+        {**fields, **measures, "of_rooms": of_rooms}, RankTables, str_keys=True, dec_hook=get_table
     )
     for field in _LARGE_TABLES:
         table = getattr(tables, field)

@@ -23,6 +23,7 @@ from tracekit.documents.analysis import (
     AnalysisDocument,
     Figures,
     Hiding,
+    Memory,
     RankFigures,
     Reload,
     Slowdown,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from tracekit.documents.analysis import ChangedStep
     from tracekit.graph.changes import WhatIfGraph
     from tracekit.graph.critical_path import CriticalPath
-    from tracekit.memory.combine import RunMemory
     from tracekit.pipeline.against_ideal import ScheduleComparison
 
 
@@ -206,6 +206,25 @@ class RoleResults(msgspec.Struct, frozen=True, eq=False):
     bands: tuple[PhaseBand, ...] = ()
 
 
+class MemoryOfRun(Protocol):
+    """Memory that the allocators of all ranks held, as the room ``memory`` combines it."""
+
+    @property
+    def figures(self) -> Memory:
+        """The figures of the document."""
+
+    def table(self, clocks: Clocks) -> pl.DataFrame:
+        """Return the memory of every rank over time, on the common clock."""
+
+    def with_needs(self, comparison: ScheduleComparison) -> ScheduleComparison:
+        """Return the comparison with the memory that each other schedule would need, if that can be estimated."""
+
+    def needed_with_microbatches(
+        self, comparison: ScheduleComparison, count: int
+    ) -> tuple[tuple[int, int | None] | None, bool | None]:
+        """Return the range of the fullest rank's peak with *count* micro-batches, and if it fits; None: unknown."""
+
+
 class Finder(Protocol):
     """What looks for findings in an analysis: a class of findings, or an entry of a catalogue of them."""
 
@@ -247,7 +266,7 @@ class Analysis(BaseAnalysis):
     """The longest weight update by rank and lane, if the same processes broadcast and reload."""
     rates: RunRates | None = None
     """Speed of matrix products and communication, if shapes and sizes were recorded."""
-    memory: RunMemory | None = None
+    memory: MemoryOfRun | None = None
     """Memory that the ranks' allocators held; None if it was not recorded."""
     schedule: ScheduleComparison | None = None
     """Comparison of the run with its ideal (``tracekit.pipeline.against_ideal``); if None, the notices tell

@@ -1,7 +1,7 @@
 """Checks of a rank's measured tables when a store is read: whoever writes a store can also write checksums that fit.
 
 Tables of a store are used only if they could be tables that tracekit wrote: columns and types are
-those of ``table_columns.toml``; times and sums fit into 64 bits; numbers of parts and
+those of ``table_columns.toml`` and of the side rooms' measures; times and sums fit into 64 bits; numbers of parts and
 rows point into the tables that they count; a label of one table is in the others that must have it.
 The loops behind them index arrays by these numbers without checking again.
 """
@@ -21,6 +21,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Ints
+from tracekit.analysis.measure.room_measures import RoomMeasure
 from tracekit.analysis.measure.tables import Measures, RankTables
 from tracekit.graph.packed_events import EVENTS_WITH_REMEDIES
 from tracekit.graph.rank_events import BEFORE, HOST_WORK
@@ -78,19 +79,25 @@ class StoredTables(NamedTuple):
     """Columns and types of all its tables: those of ranks with equal bytes are equal."""
 
 
-def check_rank_tables(ranks: Sequence[StoredTables]) -> None:
+def check_rank_tables(
+    ranks: Sequence[StoredTables], *, rooms: tuple[RoomMeasure[Any], ...]
+) -> None:
     """Raise ``ValueError``, or an error of polars, if the tables of some rank are not ones that tracekit wrote.
 
     Those of all *ranks* are checked together, because a query costs as much for the rows of one.
     The largest tables are checked when they are loaded (``check_graph_events``,
-    ``check_host_work``).
+    ``check_host_work``). *rooms* are what side rooms measure of a rank.
     """
-    expected = _expected_tables()
+    expected = _expected_tables(rooms)
     frames: dict[str, list[pl.DataFrame]] = {}
     owners: dict[str, list[int]] = {}
     schemas: set[bytes] = set()
     for index, stored in enumerate(ranks):
         _check_fields(stored)
+        for room in rooms:
+            measured = room.of(stored.tables)
+            if measured is not None:
+                room.check(measured)
         for name, table in named_tables(stored.tables):
             is_known = stored.schema in schemas
             if name not in expected or (not is_known and table.schema != expected[name].schema):
@@ -129,10 +136,6 @@ def _check_fields(stored: StoredTables) -> None:
         raise ValueError("there are steps of the same number")
     if len(tables.timed_steps) != parts:
         raise ValueError(f"there are {len(tables.timed_steps)} timed steps of {parts}")
-    if tables.memory is not None:
-        line = tables.memory.figures.line
-        if not len(line.at_ns) == len(line.allocated) == len(line.reserved):
-            raise ValueError("the memory over time has columns of different lengths")
     for name, measures in (("window", tables.window), ("by_step", tables.by_step)):
         if len(measures.budgets) not in (1, parts) or len(measures.weak) != len(measures.budgets):
             raise ValueError(f"{name} is not of {parts} steps")
@@ -290,15 +293,18 @@ class _Expected(NamedTuple):
 
 
 COLUMNS_FILE = Path(__file__).parent / "table_columns.toml"
-"""Columns of each table of a rank, which ``ci/table_columns.py`` writes: to measure a rank without
-events for them takes 0.17 CPU s and 36 MB."""
+"""Columns of each table that the core measures of a rank, which ``ci/table_columns.py`` writes: to measure a
+rank without events for them takes 0.17 CPU s and 36 MB."""
 
 
 @lru_cache(maxsize=1)
-def _expected_tables() -> Mapping[str, _Expected]:
+def _expected_tables(rooms: tuple[RoomMeasure[Any], ...]) -> Mapping[str, _Expected]:
     """Return the columns of each table, by the names that lead to it."""
+    columns = read_table_columns()
+    for room in rooms:
+        columns |= room.table_columns()
     expected = {}
-    for name, schema in read_table_columns().items():
+    for name, schema in columns.items():
         expected[name] = _Expected(schema, _ColumnChecks.of(name, schema))
         # The tables of single steps have the columns of those of the whole window.
         if name.startswith("window."):
@@ -333,11 +339,15 @@ def _data_type(value: Any) -> pl.DataType:
 
 
 def named_tables(value: Any, name: str = "") -> Iterator[tuple[str, pl.DataFrame]]:
-    """Yield the tables in the fields of *value* and of its fields, by the names that lead to them."""
+    """Yield the tables in the fields of *value* and of its fields, or under keys, by the names that lead to them."""
     if isinstance(value, pl.DataFrame):
         yield name, value
         return
     if isinstance(value, Intervals):
+        return
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from named_tables(item, f"{name}.{key}")
         return
     for field in _field_names(type(value)):  # type: ignore[arg-type]  # every class can be hashed
         yield from named_tables(getattr(value, field), f"{name}.{field}".lstrip("."))

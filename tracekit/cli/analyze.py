@@ -266,9 +266,9 @@ def chosen_sections(show: Sequence[str]) -> tuple[tuple[str, ...], bool]:
     if not show:
         return (), False
     from tracekit.report.sections import sections_to_show
-    from tracekit.results.rooms import SECTIONS
+    from tracekit.rooms import all_sections
 
-    available = sections_to_show(SECTIONS)
+    available = sections_to_show(all_sections())
     names = [name.strip() for names in show for name in names.split(",")]
     for name in names:
         if name not in (*available, ALL_SECTIONS):

@@ -9,7 +9,7 @@ from tracekit.errors import Notice
 from tracekit.schema import Recording, Source
 
 STORE_FORMAT: Literal["tracekit.store/3"] = "tracekit.store/3"
-TABLES_FORMAT: Literal["tracekit.tables/10"] = "tracekit.tables/10"
+TABLES_FORMAT: Literal["tracekit.tables/11"] = "tracekit.tables/11"
 
 
 class StoreEntry(Struct, frozen=True):
@@ -78,7 +78,7 @@ class TablesDocument(Struct, frozen=True):
     Read only by the version that wrote it.
     """
 
-    format: Literal["tracekit.tables/10"]
+    format: Literal["tracekit.tables/11"]
     """Name and number of the format."""
     tracekit: str
     """Version that measured them."""

@@ -14,12 +14,13 @@ from msgspec.structs import replace
 
 from tracekit._util.columns import concat_ranks
 from tracekit.align.clocks import Clocks
+from tracekit.analysis import Analysis
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.documents.analysis import AllocatorMemory, Memory, WhatIf
 from tracekit.errors import ScheduleError
 from tracekit.graph.schedule_rows import microbatches_row
 from tracekit.memory.combine_contents import complete_contents, find_places
-from tracekit.memory.measures import ChunkMemory, RankContents
+from tracekit.memory.measures import RANK_MEMORY, ChunkMemory, RankContents
 from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.pipeline.against_ideal import ScheduleComparison
 from tracekit.pipeline.schedules.registry import describe, generate
@@ -47,8 +48,34 @@ class RunMemory(msgspec.Struct, frozen=True, eq=False):
         }
         return clocks.align(concat_ranks(lines, MEMORY_CURVE), "at_ns")
 
+    def with_needs(self, comparison: ScheduleComparison) -> ScheduleComparison:
+        """Return the comparison with the memory that each other schedule would need, if that can be estimated."""
+        estimate = _MemoryEstimate.of(self, comparison) if comparison.what_if else None
+        if estimate is None:
+            return comparison
+        return replace(comparison, what_if=tuple(map(estimate.with_peak_bytes, comparison.what_if)))
 
-def run_memory(
+    def needed_with_microbatches(
+        self, comparison: ScheduleComparison, count: int
+    ) -> tuple[tuple[int, int | None] | None, bool | None]:
+        """Return the range of the fullest rank's peak with *count* micro-batches, and if it fits; None: unknown."""
+        estimate = _MemoryEstimate.of(self, comparison)
+        if estimate is None:
+            return None, None
+        try:
+            row = estimate.with_peak_bytes(microbatches_row(comparison.head.match.schedule, count))
+        except ScheduleError:  # the schedule does not exist in this size
+            return None, None
+        return row.peak_bytes, row.fits
+
+
+def contents_by_rank(analysis: Analysis) -> Mapping[int, RankContents]:
+    """Return what fills the memory of each rank at its peak; empty where single allocations are not known."""
+    memory = analysis.memory
+    return memory.contents if isinstance(memory, RunMemory) else {}
+
+
+def combine_memory(
     ranks: Iterable[RankTables], comparison: ScheduleComparison | None
 ) -> RunMemory | None:
     """Return the memory of all ranks that recorded it; None if none did.
@@ -56,24 +83,25 @@ def run_memory(
     Memory per chunk is kept only for ranks of a recognised schedule: other cells may be cut in the
     wrong places.
     """
-    if all(rank.memory is None for rank in ranks):
+    measured_ranks = [(rank, RANK_MEMORY.of(rank)) for rank in ranks]
+    if all(memory is None for _, memory in measured_ranks):
         return None
     ideal_chunks = {} if comparison is None else _ideal_chunks(comparison)
     places = find_places(comparison)
     figures: list[AllocatorMemory] = []
     chunks_by_rank: dict[int, ChunkMemory] = {}
     contents_by_rank: dict[int, RankContents] = {}
-    for rank in ranks:
-        if rank.memory is None:
+    for rank, memory in measured_ranks:
+        if memory is None:
             continue
         number = rank.source.rank
         measured = replace(
-            rank.memory.figures,
+            memory.figures,
             rank=number,
             capacity_bytes=rank.source.memory_bytes,
             ideal_chunks=ideal_chunks.get(number),
         )
-        chunks = rank.memory.chunks
+        chunks = memory.chunks
         if chunks is not None and number in ideal_chunks:
             chunks_by_rank[number] = chunks
             measured = replace(
@@ -82,7 +110,7 @@ def run_memory(
                 chunk_bytes=chunks.bounds,
                 chunks=chunks.peak_chunks,
             )
-        contents = rank.memory.contents
+        contents = memory.contents
         if contents is not None:
             contents_by_rank[number] = contents
             device = next(iter(rank.source.devices), None)
@@ -118,32 +146,6 @@ def _ideal_chunks(comparison: ScheduleComparison) -> dict[int, int]:
             peaks = simulate(compared.match.schedule).peak_activations
             chunks_by_rank |= dict(zip(pipeline_ranks, peaks, strict=False))
     return chunks_by_rank
-
-
-def with_memory(
-    comparison: ScheduleComparison | None, memory: RunMemory | None
-) -> ScheduleComparison | None:
-    """Return the comparison with the memory that each other schedule would need, if that can be estimated."""
-    if comparison is None or memory is None or not comparison.what_if:
-        return comparison
-    estimate = _MemoryEstimate.of(memory, comparison)
-    if estimate is None:
-        return comparison
-    return replace(comparison, what_if=tuple(map(estimate.with_peak_bytes, comparison.what_if)))
-
-
-def memory_with_microbatches(
-    comparison: ScheduleComparison, memory: RunMemory | None, count: int
-) -> tuple[tuple[int, int | None] | None, bool | None]:
-    """Return the range of the fullest rank's peak with *count* micro-batches, and whether it fits; None: unknown."""
-    estimate = None if memory is None else _MemoryEstimate.of(memory, comparison)
-    if estimate is None:
-        return None, None
-    try:
-        row = estimate.with_peak_bytes(microbatches_row(comparison.head.match.schedule, count))
-    except ScheduleError:  # the schedule does not exist in this size
-        return None, None
-    return row.peak_bytes, row.fits
 
 
 class _MemoryEstimate(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ import polars as pl
 from tracekit._util.text import counted, size
 from tracekit.analysis import Analysis
 from tracekit.documents.page import Coloured, MemoryCharts, MemoryTrack, PackedColumns
+from tracekit.memory.combine import contents_by_rank
 from tracekit.memory.measures import RankContents
 from tracekit.memory.measures.contents import CATEGORIES
 from tracekit.memory.measures.history import AllocationHistory
@@ -55,7 +56,7 @@ def charts_of_analysis(analysis: Analysis) -> MemoryCharts | None:
     if analysis.memory is None:
         return None
     peaks = {rank.rank: rank.peak_bytes for rank in analysis.memory.figures.ranks}
-    contents = analysis.memory.contents
+    contents = contents_by_rank(analysis)
     fullest = sorted(contents, key=lambda rank: -peaks[rank])[:MAX_GPUS_ON_PAGE]
     return memory_charts([GpuHistory(f"rank {rank}", contents[rank]) for rank in fullest])
 

@@ -15,6 +15,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from tracekit._util.text import percent, size
 from tracekit.analysis import Analysis
+from tracekit.memory.combine import contents_by_rank
 from tracekit.memory.measures import RankContents
 from tracekit.memory.view import NO_STACK
 from tracekit.report import figures
@@ -117,7 +118,7 @@ def _curve_y(share: Any, curve_rows: int) -> Any:
 
 def flame(analysis: Analysis, *, rank: int | None = None, ax: Axes | None = None) -> Figure:
     """Draw the flame graph of a rank's peak by stack; by default the fullest rank's."""
-    contents = {} if analysis.memory is None else analysis.memory.contents
+    contents = contents_by_rank(analysis)
     candidates = [number for number in contents if rank in (None, number)]
     if not candidates:
         return figures.message_figure(

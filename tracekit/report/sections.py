@@ -176,7 +176,7 @@ CORE_SECTIONS: tuple[Section, ...] = (
         about="how each number is defined", media=("terminal", "page"), when_asked=True,
     ),
 )  # fmt: skip
-"""The core's sections, in the order of the text reports; ``results.rooms`` adds those of the side rooms."""
+"""The core's sections, in the order of the text reports; ``tracekit.rooms`` adds those of the side rooms."""
 
 
 NEED_OPTIONS = ("by", "changes")

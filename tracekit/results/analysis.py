@@ -20,8 +20,8 @@ from tracekit.report.terminal.table import render_table
 from tracekit.report.view import View, view_of
 from tracekit.report.view.changed_steps import change_table
 from tracekit.report.write import document_of
-from tracekit.results.rooms import ROOMS
 from tracekit.results.write import write
+from tracekit.rooms import side_rooms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +68,7 @@ class AnalysisResult(Analysis, HasDocument):
     [0, 1, 2, 3]
     """
 
-    rooms = ROOMS
+    rooms = side_rooms()
 
     @classmethod
     def of(cls, analysis: Analysis) -> AnalysisResult:

@@ -21,7 +21,7 @@ from tracekit.roles.processes import (
     processes_on_one_clock,
     share_a_process,
 )
-from tracekit.roles.weight_updates import UpdateProcess, find_weight_updates
+from tracekit.roles.weight_updates import WEIGHT_TRANSFERS, UpdateProcess, find_weight_updates
 from tracekit.roles.weight_updates.summary import summarize_longest_update
 from tracekit.schema import Source
 
@@ -99,12 +99,12 @@ def _update_processes(ranks: Sequence[RankTables], clocks: Clocks) -> list[Updat
     """Return the ranks that take part in weight updates, on one clock."""
     processes = []
     for tables in sorted(ranks, key=lambda tables: tables.source.rank):
-        if tables.reload is not None:
+        transfers = WEIGHT_TRANSFERS.of(tables)
+        if transfers is not None:
             rank = tables.source.rank
             times = clocks.moved(rank, "start_ns", "end_ns")
             stretches = tables.stretches.with_columns(times)
-            transfers = tables.reload.with_columns(times)
-            processes.append(UpdateProcess("", rank, stretches, transfers))
+            processes.append(UpdateProcess("", rank, stretches, transfers.with_columns(times)))
     return processes
 
 

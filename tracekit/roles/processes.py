@@ -11,7 +11,11 @@ from tracekit.align.clocks import Clocks
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.errors import Notice
 from tracekit.metrics.process_phases import ROLLOUT, TRAIN
-from tracekit.roles.weight_updates.transfers import RELOAD_EVENTS, UpdateProcess
+from tracekit.roles.weight_updates.transfers import (
+    RELOAD_EVENTS,
+    WEIGHT_TRANSFERS,
+    UpdateProcess,
+)
 from tracekit.schema import Source
 
 _NO_TRANSFERS = RELOAD_EVENTS.to_frame()
@@ -74,6 +78,7 @@ def _processes_of_role(role: str, ranks: Sequence[RankTables], clocks: Clocks) -
 def _process(role: str, tables: RankTables, clocks: Clocks) -> Process:
     rank = tables.source.rank
     times = clocks.moved(rank, "start_ns", "end_ns")
+    transfers = WEIGHT_TRANSFERS.of(tables)
     decode_steps = tables.decode_steps
     if len(decode_steps):  # training has none
         decode_steps = decode_steps.with_columns(clocks.moved(rank, "start_ns"))
@@ -81,7 +86,7 @@ def _process(role: str, tables: RankTables, clocks: Clocks) -> Process:
         role=role,
         rank=rank,
         stretches=tables.stretches.with_columns(times),
-        transfers=_NO_TRANSFERS if tables.reload is None else tables.reload.with_columns(times),
+        transfers=_NO_TRANSFERS if transfers is None else transfers.with_columns(times),
         decode_steps=decode_steps,
         shapes_recorded=bool(tables.source.record_shapes),
     )

@@ -23,6 +23,7 @@ from tracekit.findings.collect import find
 from tracekit.findings.host import asks_for_stacks
 from tracekit.graph.change import parse_change
 from tracekit.late.find_recordings import recordings_beside
+from tracekit.memory.combine import combine_memory
 from tracekit.metrics.alternatives import Alternative
 from tracekit.metrics.alternatives.own import OwnAdvice, checked_advice, installed_advice
 from tracekit.metrics.attainable import read_gpu_rates
@@ -172,6 +173,7 @@ def analyze(
         combine_tables = partial(
             combine,
             paths=run_input.original_paths or measured.paths,
+            combine_memory=combine_memory,
             map_function=pipeline_map(workers, executor),
         )
         # The caller's options describe the main role (schedule, layout, pipeline) or ask about it

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from tracekit._util.arguments import checked_path
 from tracekit._util.machine import give_back_memory
 from tracekit._util.workers import ItemResult
-from tracekit.analysis.measure.tables import rank_tables
+from tracekit.analysis.measure.tables import label_rank, measure_rank
 from tracekit.analysis.persistence import write_tables
 from tracekit.classify import load_rules
 from tracekit.classify.classify_events import classify_with_lost
@@ -34,6 +34,7 @@ from tracekit.memory.snapshot_file import read_memory_snapshot
 from tracekit.parsers.rank_numbers import RankChoice, chosen_ranks
 from tracekit.parsers.source_refs import SourceRef
 from tracekit.roles.assign import group_by_role
+from tracekit.rooms import ROOM_MEASURES
 from tracekit.run import driver
 from tracekit.schema import MULTI_RANK_READERS
 from tracekit.store import source_workers
@@ -95,7 +96,8 @@ class RankIngest:
         for part in parts:
             replays = None if part.capture is None else join_replays(part.events, part.capture)
             labelled, lost = classify_with_lost(part.events, rules=rules, replays=replays)
-            tables = rank_tables(part, labelled=labelled, lost=lost)
+            labelled_rank = label_rank(part, labelled=labelled, lost=lost)
+            tables = measure_rank(labelled_rank, rooms=ROOM_MEASURES)
             give_back_memory()  # for writing, which needs memory too
             entries.append(
                 write_rank(

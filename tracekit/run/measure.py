@@ -29,6 +29,7 @@ from tracekit.metrics.host.events import find_calls
 from tracekit.metrics.host.waiting_calls import find_waiting_calls
 from tracekit.metrics.peaks import find_gpu
 from tracekit.parsers.source_refs import SourceRef
+from tracekit.rooms import ROOM_MEASURES
 from tracekit.schema import RankEvents
 from tracekit.store.files import Store, open_single_store, rank_folder
 from tracekit.store.sources import read_ref
@@ -94,6 +95,7 @@ class SourceWorker:
             keep_events=self.keep_events,
             frames=frames,
             advice=self.advice,
+            rooms=ROOM_MEASURES,
         )
         return _with_compressed_graph(tables) if self.compress_graph else tables
 
@@ -142,7 +144,9 @@ class SourceWorker:
         in_store = list(folders)
         for first in range(0, len(in_store), MAX_RANKS_READ_TOGETHER):
             batch = in_store[first : first + MAX_RANKS_READ_TOGETHER]
-            tables_of_batch = read_tables_of_ranks([folders[index] for index in batch])
+            tables_of_batch = read_tables_of_ranks(
+                [folders[index] for index in batch], rooms=ROOM_MEASURES
+            )
             for index, tables in zip(batch, tables_of_batch, strict=True):
                 source = open_single_store(refs[index].path).source(_rank_of(refs[index]))
                 if tables is not None and tables.source == source:

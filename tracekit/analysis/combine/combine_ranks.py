@@ -39,7 +39,7 @@ from tracekit.analysis.measure.operators import mean_operators
 from tracekit.analysis.measure.rank_timeline import RankTimeline
 from tracekit.analysis.measure.tables import MIN_EVENTS_TO_GIVE_BACK_MEMORY, RankTables
 from tracekit.analysis.measured import rank_results
-from tracekit.analysis.result import Analysis, Computed, Tables
+from tracekit.analysis.result import Analysis, Computed, MemoryOfRun, Tables
 from tracekit.classify.messages import format_messages
 from tracekit.documents.analysis import (
     Bubble,
@@ -61,12 +61,6 @@ from tracekit.graph.pipeline import (
     with_predictions,
 )
 from tracekit.graph.predictor import Predictor
-from tracekit.memory.combine import (
-    RunMemory,
-    memory_with_microbatches,
-    run_memory,
-    with_memory,
-)
 from tracekit.metrics.causes import causes_by_event
 from tracekit.metrics.operations import may_be_message, may_be_of_pipeline
 from tracekit.metrics.overlap import combine_overlap_costs
@@ -80,6 +74,8 @@ from tracekit.schema import LABELS
 LABELS_OF_TRAINING_ALONE = frozenset({"dgrad", "wgrad", "backward", "optimizer"})
 """Labels of work that only training does."""
 
+CombineMemory = Callable[[Sequence[RankTables], ScheduleComparison | None], MemoryOfRun | None]
+"""Combines the memory of all ranks of a run; None where none recorded it."""
 MAX_OPERATIONS_FORMATTED_TOGETHER = 100_000
 """Operations whose messages become text at once: while they do, each takes hundreds of bytes."""
 
@@ -95,6 +91,7 @@ def combine(
     changes: Sequence[Change] = (),
     best_changes: bool = True,
     pipeline: int | None = None,
+    combine_memory: CombineMemory | None = None,
     map_function: MapFunction = map,
 ) -> Analysis:
     """Combine the tables of all ranks: match operations, align clocks, compute waits, bubbles and stragglers.
@@ -112,6 +109,7 @@ def combine(
         best_changes: If no *changes* are given, or with *what_if*, predict the run with those that
             would save most.
         pipeline: Pipeline to show, counted from 0; by default the slowest.
+        combine_memory: Combines the memory of the ranks (``memory.combine``), which the room measured.
         map_function: Maps the comparison over the pipelines of a large run, for example in worker
             processes.
 
@@ -142,6 +140,7 @@ def combine(
         layout=mesh,
         pipeline_number=pipeline,
         predict_schedules=what_if,
+        combine_memory=combine_memory,
         spread=map_function,
     )
     comparison = against_schedule.comparison
@@ -221,7 +220,7 @@ class _AgainstSchedule:
     predictor: Predictor | str | None
     """Predicts the run under other schedules; a text is the reason why it cannot be predicted. None
     without any pipeline."""
-    memory: RunMemory | None
+    memory: MemoryOfRun | None
     notices: tuple[Notice, ...]
 
 
@@ -233,6 +232,7 @@ def _compare_with_schedule(
     layout: str | None,
     pipeline_number: int | None,
     predict_schedules: bool,
+    combine_memory: CombineMemory | None,
     spread: MapFunction,
 ) -> _AgainstSchedule:
     """Compare the pipelines with the ideal schedule.
@@ -244,6 +244,7 @@ def _compare_with_schedule(
         layout: Arrangement of ranks; None to derive it.
         pipeline_number: Pipeline to show, counted from 0; None for the slowest.
         predict_schedules: Predict the run under other schedules.
+        combine_memory: Combines the memory of the ranks; None leaves it out.
         spread: Maps the comparison over pipelines.
 
     """
@@ -266,9 +267,11 @@ def _compare_with_schedule(
             comparison, predictor, rows=predict_schedules
         )
         notices += prediction_notices
-    memory = run_memory(ranks, comparison)
+    memory = None if combine_memory is None else combine_memory(ranks, comparison)
+    if comparison is not None and memory is not None:
+        comparison = memory.with_needs(comparison)
     return _AgainstSchedule(
-        comparison=with_memory(comparison, memory),
+        comparison=comparison,
         predictor=predictor,
         memory=memory,
         notices=notices,
@@ -402,7 +405,8 @@ def _what_if_graph(
         for rank, position in comparison.positions.items():
             if "pp" in position:
                 pipeline_positions[rank] = position["pp"]
-        predict_memory = partial(memory_with_microbatches, comparison, against_schedule.memory)
+        if against_schedule.memory is not None:
+            predict_memory = partial(against_schedule.memory.needed_with_microbatches, comparison)
     predict_pipeline = predict_other_schedule = None
     if against_schedule.predictor is not None:
         predict_pipeline = partial(predict_microbatches, against_schedule.predictor)
@@ -455,7 +459,7 @@ def _tokens_per_step(ranks: Sequence[RankTables]) -> float | None:
 
 
 def _memory_tables(
-    memory: RunMemory | None, clocks: Clocks
+    memory: MemoryOfRun | None, clocks: Clocks
 ) -> dict[str, Callable[[], pl.DataFrame]]:
     """Return the function of the table of memory; empty if memory was not recorded."""
     if memory is None:

@@ -4,9 +4,10 @@ They are small and picklable, so that ranks can be measured in any process and c
 (``analysis.combine``).
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -24,6 +25,7 @@ from tracekit.analysis.measure.recording_checks import (
     damage_notices,
     repetition_notices,
 )
+from tracekit.analysis.measure.room_measures import LabelledSteps, RoomMeasure
 from tracekit.classify import RuleBook, load_rules
 from tracekit.classify.classify_events import classify_lost_kernels, classify_with_lost
 from tracekit.classify.graph_replays import join_replays
@@ -33,7 +35,6 @@ from tracekit.graph.loadable import GraphTables, TableInMemory
 from tracekit.graph.rank_events import find_host_work, find_rank_events
 from tracekit.graph.recording_cost import find_recording_cost
 from tracekit.intervals import Intervals, union_of
-from tracekit.memory.measures import RankMemory, measure_memory
 from tracekit.metrics.alternatives import ALTERNATIVES
 from tracekit.metrics.alternatives.own import NO_OWN_ADVICE, OwnAdvice, own_remedies
 from tracekit.metrics.bandwidth import copies
@@ -78,7 +79,6 @@ from tracekit.metrics.step_time import (
     timed_steps,
 )
 from tracekit.pipeline.reconstruct import RankPipeline, rank_pipeline
-from tracekit.roles.weight_updates import reload_events
 from tracekit.schema import EVENTS, IDLE_CAUSES, LABELLED, RankEvents, Source
 
 MAX_GAPS_PER_RANK = 100
@@ -140,8 +140,6 @@ class RankTables(GraphTables):
     gaps: pl.DataFrame
     timeline: pl.DataFrame
     """Intervals by label, merged until they are few enough to draw."""
-    reload: pl.DataFrame | None
-    """Its part in weight updates (``weight_updates.transfers``); None if it has none."""
     pipeline: RankPipeline | None = None
     """Its part of the pipeline (``tracekit.pipeline.reconstruct``); None if no schedule was asked for."""
     stretches: pl.DataFrame
@@ -153,8 +151,6 @@ class RankTables(GraphTables):
     rates: ProductTotals
     experts: pl.DataFrame
     """Work of its experts for each dispatch (``metrics.expert_balance``)."""
-    memory: RankMemory | None = None
-    """Memory that the allocator held; None if it was not recorded."""
     kernels: pl.DataFrame
     """Time per step by kernel name, label and module (``analysis.kernels``)."""
     reasons: pl.DataFrame
@@ -192,6 +188,8 @@ class RankTables(GraphTables):
     """Its time by layer, module, annotation or shape (``analysis.by``); None if not asked for."""
     events: RankTimeline | None = None
     """Its single events, for the page; None if they were not kept."""
+    of_rooms: Mapping[str, Any] = field(default_factory=dict)
+    """What side rooms measured of it, by ``RoomMeasure.name``; None where nothing was recorded."""
     notices: tuple[Notice, ...] = ()
 
 
@@ -254,39 +252,6 @@ def label_rank(
     )
 
 
-def rank_tables(
-    rank: RankEvents,
-    *,
-    labelled: pl.DataFrame | None = None,
-    lost: pl.DataFrame | None = None,
-    rules: str | Path | RuleBook | None = None,
-    steps: str | None = None,
-    pipeline: bool = True,
-    by: str | None = None,
-    keep_events: bool = False,
-    frames: pl.DataFrame | None = None,
-) -> RankTables:
-    """Label and measure one rank: ``label_rank``, then ``measure_rank``.
-
-    >>> from tracekit.run.load import load
-    >>> tables = rank_tables(load("sample_traces/reload", ranks=[0]).rank(0))
-    >>> tables.window.budgets[0].span_ns, tables.window.budgets[0].conserved
-    (104587652, True)
-
-    """
-    labelled_rank = label_rank(
-        rank, labelled=labelled, lost=lost, rules=rules, all_columns=by is not None
-    )
-    return measure_rank(
-        labelled_rank,
-        steps=steps,
-        pipeline=pipeline,
-        by=by,
-        keep_events=keep_events,
-        frames=frames,
-    )
-
-
 def measure_rank(
     labelled_rank: LabelledRank,
     *,
@@ -296,6 +261,7 @@ def measure_rank(
     keep_events: bool = False,
     frames: pl.DataFrame | None = None,
     advice: OwnAdvice = NO_OWN_ADVICE,
+    rooms: Sequence[RoomMeasure[Any]] = (),
 ) -> RankTables:
     """Measure one rank.
 
@@ -307,6 +273,13 @@ def measure_rank(
         keep_events: Keep its single events, for the page.
         frames: Its Python frames, for the source lines of the events.
         advice: What a user adds to the catalogue of alternatives.
+        rooms: What side rooms measure of it.
+
+    >>> from tracekit.run.load import load
+    >>> labelled_rank = label_rank(load("sample_traces/reload", ranks=[0]).rank(0))
+    >>> tables = measure_rank(labelled_rank)
+    >>> tables.window.budgets[0].span_ns, tables.window.budgets[0].conserved
+    (104587652, True)
 
     """
     rank = labelled_rank.rank
@@ -352,13 +325,21 @@ def measure_rank(
             in_launch_order, rank.source, around=labelled, lost=lost, full_queue=full_queue
         )
         own_pipeline = replace(own_pipeline, cut=recording.cut_steps)
-    memory, memory_notices = _memory(rank, gpu_events, own_pipeline, all_steps=steps is None)
+    steps_of_rooms = LabelledSteps(
+        rank=rank,
+        gpu_events=gpu_events,
+        stretches=tables.stretches,
+        chunks=None if own_pipeline is None else own_pipeline.chunks,
+        all_steps=steps is None,
+    )
+    of_rooms = {room.name: room.measure(steps_of_rooms) for room in rooms}
+    room_notices = [notice for _, notices in of_rooms.values() for notice in notices]
     return replace(
         tables,
         operations=pl.concat([tables.operations, operations(lost, Lanes.of(lost))]),
         pipeline=own_pipeline,
         events=events,
-        memory=memory,
+        of_rooms={name: measured for name, (measured, _) in of_rooms.items()},
         steps_marked=not unmarked,
         idle_known=recording.idle_known and not labelled_rank.damage,
         notices=(
@@ -369,7 +350,7 @@ def measure_rank(
             *unmarked,
             *step_notices,
             *content_notices(gpu_events, step_table, host.calls.rows, rank),
-            *memory_notices,
+            *room_notices,
             *tables.notices,
         ),
     )
@@ -454,7 +435,7 @@ def _measure_gpu_events(
 ) -> RankTables:
     """Measure the labelled GPU events of the selected steps, over the whole window and by step.
 
-    The pipeline, the memory and the notices are added by ``measure_rank``. *other_steps* are the GPU
+    The pipeline, what side rooms measure and the notices are added by ``measure_rank``. *other_steps* are the GPU
     events of all steps, if not all were selected: some may run while a selected step does. *launch_ns*
     are the launches of the events: operations are in their order.
     """
@@ -547,7 +528,6 @@ def _measure_gpu_events(
         operations=operations(gpu_events.with_columns(launch_ns=launch_ns), lanes, part="part"),
         gaps=name_next_events(longest_gaps, gpu_events),
         timeline=timeline(gpu_events),
-        reload=reload_events(gpu_events, stretches),
         stretches=stretches,
         decode_steps=decode_steps,
         products=product_table,
@@ -598,17 +578,3 @@ def _measure_parts(work: Rank, lanes: Lanes, part: str | None, recording: Comple
         exposed=exposed,
         weak=weak_ns(labelled, parts=lanes.parts, part=part),
     )
-
-
-def _memory(
-    rank: RankEvents, gpu_events: pl.DataFrame, pipeline: RankPipeline | None, *, all_steps: bool
-) -> tuple[RankMemory | None, tuple[Notice, ...]]:
-    """Return the memory that the allocator held while the host launched the selected steps, and notices about it."""
-    if rank.memory.is_empty() and not rank.snapshots:
-        return None, ()
-    launches = gpu_events["launch_ns"].drop_nulls()
-    window = None
-    if not all_steps and len(launches):
-        window = int(launches.min()), int(launches.max())  # type: ignore[arg-type]  # polars types them as any value
-    chunks = None if pipeline is None else pipeline.chunks
-    return measure_memory(rank, gpu_events, window=window, chunks=chunks)

@@ -7,9 +7,26 @@ from msgspec.structs import replace
 
 from tracekit._util.text import ms, percent
 from tracekit.align.snapshot_clock import SnapshotClock, place_snapshot
+from tracekit.analysis.measure.room_measures import LabelledSteps, RoomMeasure
 from tracekit.errors import Notice, NoticeValues
+from tracekit.memory.measures.activations import ACTIVATIONS
+from tracekit.memory.measures.contents import CONTENTS
+from tracekit.memory.measures.history import (
+    FRAMES,
+    HISTORY_LEVELS,
+    HISTORY_STACKS,
+    LIVES,
+    SEGMENT_LIVES,
+)
 from tracekit.memory.measures.host_work import find_threads
-from tracekit.memory.measures.rank_contents import MemoryHistory, RankContents, measure_contents
+from tracekit.memory.measures.leaks import LEAKS
+from tracekit.memory.measures.rank_contents import (
+    STACKS,
+    STEP_STARTS,
+    MemoryHistory,
+    RankContents,
+    measure_contents,
+)
 from tracekit.memory.measures.rank_memory import RankMemory, measure_rank_memory
 from tracekit.memory.measures.replay import gpu_memory, replay_trace
 from tracekit.schema import MemorySnapshot, RankEvents
@@ -22,6 +39,20 @@ saw the trace."""
 MAX_CLOCK_UNCERTAINTY_NS = 1_000_000
 """Uncertainty of a snapshot's place on the trace's clock above which moments may belong to a
 neighbouring cell."""
+
+
+def measure_memory_of_steps(
+    steps: LabelledSteps,
+) -> tuple[RankMemory | None, tuple[Notice, ...]]:
+    """Return the memory that the allocator held while the host launched the selected steps, and notices about it."""
+    rank = steps.rank
+    if rank.memory.is_empty() and not rank.snapshots:
+        return None, ()
+    launches = steps.gpu_events["launch_ns"].drop_nulls()
+    window = None
+    if not steps.all_steps and len(launches):
+        window = int(launches.min()), int(launches.max())  # type: ignore[arg-type]  # polars types them as any value
+    return measure_memory(rank, steps.gpu_events, window=window, chunks=steps.chunks)
 
 
 def measure_memory(
@@ -191,3 +222,32 @@ def _step_starts(labelled: pl.DataFrame) -> pl.DataFrame:
     """Return the host time of the first launch of every step."""
     launches = labelled.select("step", "launch_ns").drop_nulls()
     return launches.group_by("step").agg(start_ns=pl.min("launch_ns")).sort("start_ns")
+
+
+def _check_memory(memory: RankMemory) -> None:
+    """Raise ValueError if the memory of a rank in a store is not such as is measured."""
+    line = memory.figures.line
+    if not len(line.at_ns) == len(line.allocated) == len(line.reserved):
+        raise ValueError("the memory over time has columns of different lengths")
+
+
+RANK_MEMORY = RoomMeasure(
+    name="memory",
+    measured_type=RankMemory,
+    measure=measure_memory_of_steps,
+    columns={
+        "contents.contents": CONTENTS,
+        "contents.end_contents": CONTENTS,
+        "contents.stacks": STACKS,
+        "contents.activations": ACTIVATIONS,
+        "contents.leaks": LEAKS,
+        "contents.step_starts": STEP_STARTS,
+        "contents.history.lives": LIVES,
+        "contents.history.levels": HISTORY_LEVELS,
+        "contents.history.segments": SEGMENT_LIVES,
+        "contents.history.frames": FRAMES,
+        "contents.history.stacks": HISTORY_STACKS,
+    },
+    check=_check_memory,
+)
+"""Memory of each rank in an analysis."""

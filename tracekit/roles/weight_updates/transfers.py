@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from tracekit.analysis.measure.room_measures import RoomMeasure
 from tracekit.intervals import overlaps_any
 from tracekit.metrics.process_phases import MODEL_LABELS, WEIGHT_SYNC
 from tracekit.schema import conform
@@ -102,3 +103,12 @@ def _in_weight_sync(labelled: pl.DataFrame, stretches: pl.DataFrame | None) -> p
         sync["end_ns"].to_numpy(),
     )
     return pl.lit(pl.Series(np.asarray(in_sync)))
+
+
+WEIGHT_TRANSFERS = RoomMeasure(
+    name="weight_transfers",
+    measured_type=pl.DataFrame,
+    measure=lambda steps: (reload_events(steps.gpu_events, steps.stretches), ()),
+    columns={"": RELOAD_EVENTS},
+)
+"""Part of each rank in weight updates; None if it has none."""
