@@ -127,7 +127,7 @@ def fill_catalogue(text: str) -> str:
     behind = next(row for row in range(first, len(lines)) if not lines[row].startswith("|"))
     rows = []
     for entry in ALTERNATIVES:
-        seen = (type(entry).__doc__ or "").strip().rstrip(".")
+        seen = (type(entry).__doc__ or "").strip().partition("\n")[0].rstrip(".")
         rows.append(
             f"| `{entry.change}` | {seen} | {entry.caveat.rstrip('.')} |".replace("_", r"\_")
         )

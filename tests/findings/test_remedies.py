@@ -10,10 +10,10 @@ import pytest
 
 from tracekit import analyze
 from tracekit.graph.change import parse_change
+from tracekit.metrics.alternatives.fusion import Fused
+from tracekit.metrics.alternatives.images import SLOWER_IN_16_BITS, slower_remedies
 from tracekit.metrics.event_work import PATTERNS
 from tracekit.metrics.rank_work import RankWork
-from tracekit.metrics.remedies.fusion import fusion_remedies
-from tracekit.metrics.remedies.layouts import SLOWER_IN_16_BITS, slower_remedies
 from tracekit.metrics.speeds import USUAL_ATTENTION_SHARE, Share, Speeds
 
 BF16 = "c10::BFloat16"
@@ -267,13 +267,15 @@ def test_gradients_that_are_added_up_are_in_no_chain():
         events = [
             {"row": row, "op": op, "kind": kind, "ns": 9_000, "start_ns": row, "stream": 7, "part": 0,
              "call": row, "label": "wgrad", "is_backward": True, "node": node if op == "aten::add_" else None,
-             "loop": None, "has_fp64": False, **size}
+             "loop": None, "has_fp64": False, "name": "kernel", "chain": None, "pass": None, "dtype": None,
+             "is_masked": False, **size}
             for row, (op, kind) in enumerate(ops.items())
         ]  # fmt: skip
         speeds = Speeds({}, 4800.0, {}, Share(0.5, 0.75, 0.9), USUAL_ATTENTION_SHARE)
         frame = pl.DataFrame(events, schema_overrides={"node": pl.String})
         frame = frame.with_columns(loop=pl.lit(None, pl.Int32), has_fp64=pl.lit(value=False))
-        found = fusion_remedies(RankWork(frame, pl.DataFrame(), speeds), without=())
+        calls = pl.DataFrame(schema=dict.fromkeys(("kind", "op", "dtype", "shapes"), pl.String))
+        found = Fused().find(RankWork(frame, calls, speeds))
         return [chain for chain in found if not chain.is_empty()]
 
     assert chains("AccumulateGrad") == []

@@ -9,10 +9,10 @@ import polars as pl
 import pytest
 
 from tracekit.memory.measures.out_of_memory import _recomputed
+from tracekit.metrics.alternatives.fusion import number_chains
+from tracekit.metrics.alternatives.messages import bytes_per_ns
 from tracekit.metrics.bandwidth import ACROSS_NODES, IN_NODE, _add_measured_times
 from tracekit.metrics.measured_collectives import RankGpu, read_measured_times
-from tracekit.metrics.remedies.fusion import _number_chains
-from tracekit.metrics.remedies.messages import _bytes_per_ns
 
 
 @pytest.mark.parametrize(
@@ -27,22 +27,22 @@ from tracekit.metrics.remedies.messages import _bytes_per_ns
 )
 def test_neighbours_of_a_multiple_of_the_elements_are_a_chain(elements, chains):
     links = np.array([True, True])
-    numbered = _number_chains(links, np.array(elements), np.array([False, True]))
+    numbered = number_chains(links, np.array(elements), np.array([False, True]))
     assert numbered.tolist() == chains
 
 
 def test_a_change_of_stream_part_or_pass_ends_a_chain():
     links = np.array([True, True, True])
-    numbered = _number_chains(links, np.array([8, 8, 8]), np.array([False, True, False]))
+    numbered = number_chains(links, np.array([8, 8, 8]), np.array([False, True, False]))
     assert numbered.tolist() == [1, 1, 2]
 
 
-@pytest.mark.parametrize(("count", "bytes_per_ns"), [(4, 20.0), (3, 4_000 / 300)])
-def test_four_messages_of_a_size_tell_the_time_of_the_bytes_between_two(count, bytes_per_ns):
+@pytest.mark.parametrize(("count", "bandwidth"), [(4, 20.0), (3, 4_000 / 300)])
+def test_four_messages_of_a_size_tell_the_time_of_the_bytes_between_two(count, bandwidth):
     """From 1,000 bytes in 150 ns to 4,000 in 300: 3,000 more in 150 ns, without the latency of both."""
     sizes = np.array([1_000.0, 4_000.0])
     shortest_ns = np.array([150.0, 300.0])
-    assert _bytes_per_ns(sizes, shortest_ns, np.array([count, 4])) == bytes_per_ns
+    assert bytes_per_ns(sizes, shortest_ns, np.array([count, 4])) == bandwidth
 
 
 def test_the_two_modules_with_most_activations_are_to_be_recomputed():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
+from tracekit.metrics.alternatives import find_remedies
 from tracekit.metrics.rank_work import describe_rank_work
-from tracekit.metrics.remedies import find_remedies
 from tracekit.schema import LABELLED, conform
 
 MB = 1 << 20

@@ -5,9 +5,9 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
+from tracekit.metrics.alternatives.recompute import NoRecompute
 from tracekit.metrics.alternatives.remedy import HOST_ALONE
 from tracekit.metrics.rank_work import RankWork
-from tracekit.metrics.remedies.recompute import recompute_remedies
 from tracekit.metrics.speeds import USUAL_ATTENTION_SHARE, Share, Speeds
 
 
@@ -46,7 +46,7 @@ def checkpointed(*, entry_ns=400, exit_ns=300, kernels=BLOCK, before_block=()):
 
 
 def remedies_of(launches):
-    remedies = pl.concat(list(recompute_remedies(rank_of(launches))))
+    remedies = pl.concat(list(NoRecompute().find(rank_of(launches))))
     gone = remedies.filter(pl.col("what").is_null())
     around = remedies.filter(pl.col("what") == HOST_ALONE).sort("row")
     return gone, around
@@ -109,5 +109,5 @@ def test_what_an_operator_clears_goes_with_its_recomputed_kernel():
     )
     same_call = pl.when(pl.col("row") == 1).then(2).otherwise("call").alias("call")
     rank = RankWork(rank.events.with_columns(same_call), rank.calls, rank.speeds)
-    (gone, *_) = recompute_remedies(rank)
+    (gone, *_) = NoRecompute().find(rank)
     assert gone["row"].to_list() == [1, 2]

@@ -6,17 +6,20 @@ import polars as pl
 import pytest
 
 from tracekit.intervals import union
-from tracekit.metrics.alternatives.remedy import new_durations
+from tracekit.metrics.alternatives.attention import (
+    Scores,
+    flash_takes,
+    fuse_attention,
+    head_size_of,
+    scores_of,
+)
+from tracekit.metrics.alternatives.host import OneCopy
+from tracekit.metrics.alternatives.optimizer import FusedOptimizer
+from tracekit.metrics.alternatives.precision import CastOnce, retyped
+from tracekit.metrics.alternatives.remedy import REMEDIES, new_durations
+from tracekit.metrics.alternatives.stalls import without_stalls
 from tracekit.metrics.padding import padded_share
 from tracekit.metrics.rank_work import RankWork
-from tracekit.metrics.remedies.attention import Scores, _flash_takes, _fuse, _head_size, _scores
-from tracekit.metrics.remedies.casts import cast_remedies
-from tracekit.metrics.remedies.precision import _retyped
-from tracekit.metrics.remedies.removals import (
-    _fused_optimizer,
-    _one_copy,
-    stall_remedies,
-)
 from tracekit.metrics.speeds import (
     USUAL_ATTENTION_SHARE,
     Share,
@@ -29,7 +32,15 @@ from tracekit.metrics.speeds import (
 def rank_work(*events, bandwidth=None):
     """Work of a GPU whose memory moves as many bytes per ns, of which kernels reach the half, all or twice that."""
     speeds = Speeds({}, bandwidth, {}, Share(0.5, 1.0, 2.0), USUAL_ATTENTION_SHARE)
-    return RankWork(pl.DataFrame(list(events), infer_schema_length=None), pl.DataFrame(), speeds)
+    frame = pl.DataFrame(list(events), infer_schema_length=None)
+    missing = [pl.lit(None, pl.String).alias(name) for name in ("node",) if name not in frame]
+    return RankWork(frame.with_columns(missing), pl.DataFrame(), speeds)
+
+
+def remedies_of(entry, *events, bandwidth=None):
+    """The remedies that an entry finds in events."""
+    found = list(entry.find(rank_work(*events, bandwidth=bandwidth)))
+    return pl.concat([REMEDIES.to_frame(), *found])
 
 
 @pytest.mark.parametrize(
@@ -43,7 +54,7 @@ def rank_work(*events, bandwidth=None):
     ],
 )
 def test_scores_are_of_heads_and_of_at_least_32_queries_and_keys(dims, scores):
-    assert _scores(dims) == scores
+    assert scores_of(dims) == scores
 
 
 def test_scores_are_counted():
@@ -67,7 +78,7 @@ def test_scores_are_counted():
     ],
 )
 def test_a_product_of_128_queries_and_96_keys_tells_the_head_size(shapes, size):
-    assert _head_size(shapes, Scores(8, 128, 96)) == size
+    assert head_size_of(shapes, Scores(8, 128, 96)) == size
 
 
 def event(row, op, shapes, dtypes, *, backward=False, part=0, **more):
@@ -141,7 +152,7 @@ OTHER = (
     ],
 )  # fmt: skip
 def test_weights_are_cast_again_that_have_not_changed(events, again, what):
-    (*remedies,) = cast_remedies(rank_work(LINEAR, *events))
+    (*remedies,) = CastOnce().find(rank_work(LINEAR, *events))
     table = pl.concat(remedies) if remedies else pl.DataFrame({"row": [], "what": []})
     assert sorted(table["row"].to_list()) == again
     assert table["what"].unique().to_list() == ([what] if what else [])
@@ -149,7 +160,7 @@ def test_weights_are_cast_again_that_have_not_changed(events, again, what):
 
 @pytest.mark.parametrize(("head", "size"), [(256, 256), (257, None)])
 def test_fused_kernels_take_heads_of_256(head, size):
-    assert _head_size(f"[[8,1024,{head}],[8,{head},1024]]", Scores(8, 1024, 1024)) == size
+    assert head_size_of(f"[[8,1024,{head}],[8,{head},1024]]", Scores(8, 1024, 1024)) == size
 
 
 SCORES_FLOP = 2 * 2 * 8 * 128 * 128 * 64
@@ -187,7 +198,7 @@ def test_fused_attention_skips_half_of_the_scores_if_a_mask_is_causal(is_masked,
         schema={"kind": pl.String, "call": pl.Int64, "dtype": pl.String, "ns": pl.Int64}
     )
     speeds = Speeds({"bf16": 1.0}, None, {}, Share(0.5, 1.0, 2.0), USUAL_ATTENTION_SHARE)
-    (remedies,) = _fuse(RankWork(members, calls, speeds), Scores(8, 128, keys), members)
+    (remedies,) = fuse_attention(RankWork(members, calls, speeds), Scores(8, 128, keys), members)
     new_ns = remedies.select("low_ns", "likely_ns", "high_ns").row(0)
     assert new_ns == pytest.approx(bounds_ns, abs=1)
 
@@ -206,7 +217,7 @@ def test_attention_in_sixteen_bits_does_half_of_its_flop_at_the_usual_rates():
         {"fp32": 0.1, "bf16": 1.0}, None, {}, Share(0.5, 1.0, 2.0), USUAL_ATTENTION_SHARE
     )
     events = pl.DataFrame({"row": [0], "ns": [10**9], "call": [0]})
-    remedies = _retyped(RankWork(events, calls, speeds), calls, "bf16")
+    remedies = retyped(RankWork(events, calls, speeds), calls, "bf16")
     assert remedies.select("low_ns", "likely_ns", "high_ns").row(0) == (
         17_500_000,
         30_000_000,
@@ -232,7 +243,7 @@ BACKWARD = "aten::_efficient_attention_backward"
     ],
 )
 def test_flash_attention_takes_heads_of_256_without_a_bias(op, shapes, is_taken):
-    assert _flash_takes(op, shapes) is is_taken
+    assert flash_takes(op, shapes) is is_taken
 
 
 @pytest.mark.parametrize(
@@ -269,7 +280,7 @@ def copies(count, size=65_536, part=0):
     ],
 )
 def test_of_sixteen_copies_of_64_kb_in_a_step_one_remains(rows, gone):
-    remedies = _one_copy(rank_work(*rows))
+    remedies = remedies_of(OneCopy(), *rows)
     assert remedies.filter(pl.col("host_share") == 0)["row"].to_list() == gone
     remaining = remedies.filter(pl.col("host_share") > 0)
     assert remaining.select("row", "likely_ns").rows() == ([(0, 3)] if gone else [])
@@ -307,43 +318,46 @@ def optimizer(op, count, *, first=0, elements=100):
 )
 def test_a_loop_over_parameters_would_move_them_once_for_each_of_its_tensors(rows, moved):
     """At 20 bytes per ns."""
-    (remedies,) = _fused_optimizer(rank_work(*rows, bandwidth=20.0))
+    remedies = remedies_of(FusedOptimizer(), *rows, bandwidth=20.0)
     assert remedies["likely_ns"].sum() == pytest.approx(moved / 20, abs=40)  # each is rounded
     assert remedies["host_share"].to_list() == [1.0] + [0.0] * 63
 
 
 def test_one_launch_of_a_fused_optimizer_replaces_128():
-    (remedies,) = _fused_optimizer(rank_work(*optimizer("aten::addcdiv_", 129), bandwidth=20.0))
+    remedies = remedies_of(FusedOptimizer(), *optimizer("aten::addcdiv_", 129), bandwidth=20.0)
     kept = remedies.filter(pl.col("host_share") > 0)
     assert kept["row"].to_list() == [0, 128]
 
 
 def test_fewer_than_64_kernels_of_an_optimizer_are_no_loop():
-    assert list(_fused_optimizer(rank_work(*optimizer("aten::addcdiv_", 63), bandwidth=1.0))) == []
+    rows = optimizer("aten::addcdiv_", 63)
+    assert remedies_of(FusedOptimizer(), *rows, bandwidth=1.0).is_empty()
 
 
 def test_a_foreach_optimizer_takes_three_to_six_tenths_if_it_is_fused():
-    (remedies,) = _fused_optimizer(rank_work(*optimizer("aten::_foreach_add_", 2)))
+    remedies = remedies_of(FusedOptimizer(), *optimizer("aten::_foreach_add_", 2))
     assert remedies.select("low_ns", "likely_ns", "high_ns").rows() == [(15, 20, 30)] * 2
     fused = optimizer("aten::_fused_adam_", 1, first=2)
-    assert list(_fused_optimizer(rank_work(*optimizer("aten::_foreach_add_", 2), *fused))) == []
+    adds = optimizer("aten::_foreach_add_", 2)
+    assert remedies_of(FusedOptimizer(), *adds, *fused).is_empty()
 
 
 def test_a_fused_norm_of_the_model_is_no_fused_optimizer():
     norm = [{**row, "label": "forward"} for row in optimizer("aten::_fused_rms_norm", 1, first=2)]
-    assert len(list(_fused_optimizer(rank_work(*optimizer("aten::_foreach_add_", 2), *norm)))) == 1
+    adds = optimizer("aten::_foreach_add_", 2)
+    assert remedies_of(FusedOptimizer(), *adds, *norm).height == 2
 
 
 def test_a_fused_call_takes_the_host_as_long_as_those_of_a_foreach_optimizer():
     adds = optimizer("aten::_foreach_add_", 2)
     rows = [*adds, *optimizer("aten::_foreach_mul_", 4, first=2)]
-    (remedies,) = _fused_optimizer(rank_work(*rows))
+    remedies = remedies_of(FusedOptimizer(), *rows)
     assert remedies["host_share"].to_list() == [1.0] * 6
 
 
 def test_without_sizes_a_loop_over_parameters_keeps_its_time_on_the_gpu():
     rows = optimizer("aten::add_", 64) + optimizer("aten::add_", 1, first=64, elements=None)
-    (remedies,) = _fused_optimizer(rank_work(*rows, bandwidth=20.0))
+    remedies = remedies_of(FusedOptimizer(), *rows, bandwidth=20.0)
     assert remedies.select("low_ns", "likely_ns", "high_ns").rows() == [(50, 50, 50)] * 65
     assert remedies["host_share"].sum() == 1.0
 
@@ -351,14 +365,14 @@ def test_without_sizes_a_loop_over_parameters_keeps_its_time_on_the_gpu():
 @pytest.mark.parametrize("op", ["aten::fill_", "aten::zero_"])
 def test_kernels_that_zero_gradients_are_no_part_of_a_loop_over_parameters(op):
     rows = optimizer("aten::add_", 64) + optimizer(op, 9, first=64)
-    (remedies,) = _fused_optimizer(rank_work(*rows, bandwidth=20.0))
+    remedies = remedies_of(FusedOptimizer(), *rows, bandwidth=20.0)
     assert remedies["row"].to_list() == list(range(64))
 
 
 def test_a_launch_keeps_the_share_of_its_hosts_time_in_which_it_did_not_stand_still():
     """The host stood still for 30 of the 40 ns before the second launch, and for all before the third."""
     events = [{"row": row, "launch_ns": launch, "ns": 5} for row, launch in enumerate((0, 40, 60))]
-    (remedies,) = stall_remedies(rank_work(*events), union([10, 40], [40, 60]), "free cpu")
+    (remedies,) = without_stalls(rank_work(*events), union([10, 40], [40, 60]), "free cpu")
     assert remedies.select("row", "likely_ns").rows() == [(1, 5), (2, 5)]
     assert remedies["host_share"].to_list() == pytest.approx([0.25, 0.001])
 

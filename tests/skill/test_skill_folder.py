@@ -88,7 +88,7 @@ def test_keys_codes_tools_and_labels_that_the_skill_names_exist(file):
     known |= set(typer.main.get_command(make_app()).commands)
     written = "\n".join(
         source.read_text(encoding="utf-8")
-        for folder in ("findings", "metrics/remedies", "pipeline/against_ideal", "cli", "roles")
+        for folder in ("findings", "metrics/alternatives", "pipeline/against_ideal", "cli", "roles")
         for source in (ROOT / "tracekit" / folder).glob("*.py")
     )
     known |= set(re.findall(r'"(\w+)"', written)) | set(re.findall(r"\b(\w+)=", written))

@@ -21,8 +21,9 @@ from tracekit.findings.families import ASKED_LAST, CORE_FINDERS
 from tracekit.findings.host import HostFinding, LaunchBound, PlansForNewShapes
 from tracekit.findings.kind import FindingKind
 from tracekit.findings.ranks import LateRank
-from tracekit.findings.remedies import BusyCpu, kind_of_alternative
+from tracekit.findings.remedies import kind_of_alternative
 from tracekit.graph.change import Change
+from tracekit.graph.changes import FREE_CPU
 
 LIKELY_SHARE_OF_COST = 0.25
 """Share of its cost that a finding is likely to save if that cannot be predicted. By choice: of a
@@ -273,7 +274,7 @@ def _stands_before(finding: FindingKind, other: FindingKind) -> bool:
     is_longer_activity = isinstance(other, launching) and is_activity
     if is_longer_activity and finding.cost_ns > other.cost_ns:
         return True
-    is_slowed_host = isinstance(finding, BusyCpu) and other.of_host
+    is_slowed_host = finding.change == FREE_CPU and other.of_host
     if is_slowed_host and likely_ns(finding) >= MIN_SHARE_OF_SLOWED_HOST * likely_ns(other):
         return True
     return _least_ns(finding) > _least_ns(other)

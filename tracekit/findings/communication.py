@@ -25,7 +25,7 @@ from tracekit.findings.phrases import (
 )
 from tracekit.graph.change import Change, FewerReductions, Hidden, NoHostDelay, Scaled
 from tracekit.intervals import union_of
-from tracekit.metrics.remedies.messages import REDUCTIONS
+from tracekit.metrics.alternatives.messages import REDUCTIONS
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
 HOST_COPIES = (

@@ -27,7 +27,8 @@ from tracekit.graph.change import (
     WithoutWaitsIn,
 )
 from tracekit.graph.constants import HOST_VARIATION
-from tracekit.graph.remedies import KNOWN_SHAPES, select_remedies
+from tracekit.graph.remedies import select_remedies
+from tracekit.metrics.alternatives.stalls import KnownShapes
 from tracekit.metrics.event_work import PATTERNS
 from tracekit.metrics.host.time_by_activity import TIMED_ACTIVITIES
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
@@ -706,7 +707,7 @@ class LaunchBound(HostFinding, frozen=True, kw_only=True):
         # The replay keeps the time between kernels, which those of a CUDA graph do not have.
         most_ns = round(context.longest_free_share * max(cost_ns, saves_ns or 0))
         new_shapes = _on_new_shapes(context)
-        on_known_shapes = context.predict(Remedied(KNOWN_SHAPES)) if new_shapes else None
+        on_known_shapes = context.predict(Remedied(KnownShapes.change)) if new_shapes else None
         if new_shapes is not None and on_known_shapes is not None:
             removed_ns = on_known_shapes.saves_ns or 0
             if removed_ns >= MIN_SHARE_OF_LAUNCH_DELAY * (saves_ns or 0):
@@ -849,7 +850,7 @@ class PlansForNewShapes(HostFinding, frozen=True, kw_only=True):
             steps_marked=context.step.is_marked,
             new_shapes_op=op,
             new_shapes_ns=new_shapes_ns,
-            change=Remedied(KNOWN_SHAPES),
+            change=Remedied(KnownShapes.change),
             saves_ns=saves_ns,
             saves_range_ns=saved_range_ns(on_known_shapes),
             certain="bounded",
@@ -998,7 +999,7 @@ def _on_new_shapes(context: Context) -> tuple[str, int] | None:
     graph = context.analysis.graph
     if graph is None:
         return None
-    remedies = select_remedies(graph.graph, KNOWN_SHAPES)
+    remedies = select_remedies(graph.graph, KnownShapes.change)
     if remedies.is_empty():
         return None
     # A single slow step may be the first of all, whose operators are slow on every shape.
@@ -1006,7 +1007,7 @@ def _on_new_shapes(context: Context) -> tuple[str, int] | None:
     slow_steps = steps.gather(remedies["event"]).n_unique()
     if slow_steps < max(MIN_STEPS_ON_NEW_SHAPES, steps.n_unique() / 2):
         return None
-    predicted = context.predict(Remedied(KNOWN_SHAPES))
+    predicted = context.predict(Remedied(KnownShapes.change))
     saves_ns = 0 if predicted is None else predicted.saves_ns or 0
     if context.share(saves_ns) < MIN_SHARE_ON_NEW_SHAPES:
         return None

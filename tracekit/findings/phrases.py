@@ -80,13 +80,6 @@ AMD_SWITCHES: Mapping[str, str] = {
 """The same in the words of ROCm."""
 
 
-FUSED_BY_HAND = {
-    "norm": "`torch.nn.RMSNorm` or `LayerNorm`",
-    "activation": "`torch.nn.functional.gelu` or `silu`",
-}
-"""Fused kernels of PyTorch, by the kind of chain that they stand for."""
-
-
 def framework_options(framework: str | None, topic: str) -> str:
     """Return the framework's own options for a label or a topic; empty if there are none.
 

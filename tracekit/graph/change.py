@@ -25,8 +25,8 @@ from tracekit.errors import OptionError, TracekitError
 from tracekit.graph.constants import MIN_FACTOR, MIN_SHARE_OF_CARRIED_COPIES, NEAREST_FORMS_NAMED
 from tracekit.graph.rank_events import BEFORE
 from tracekit.graph.remedies import REMEDY_CHANGES, change_factors, select_remedies
+from tracekit.metrics.alternatives.messages import REDUCTIONS
 from tracekit.metrics.label_intervals import COMPUTE_SET
-from tracekit.metrics.remedies.messages import REDUCTIONS
 from tracekit.pipeline.schedules.registry import describe
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
 

@@ -47,11 +47,12 @@ from tracekit.graph.constants import (
 from tracekit.graph.event_graph import EventGraph, EventReplay, HostChange
 from tracekit.graph.walks import path_parts
 from tracekit.intervals import union
+from tracekit.metrics.alternatives.stalls import FreeCpu
 from tracekit.metrics.label_intervals import COMPUTE_SET
 from tracekit.metrics.step_time import FreeStep
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
 
-FREE_CPU = Remedied("free cpu")
+FREE_CPU = Remedied(FreeCpu.change)
 
 
 class ChangedGraph:

@@ -201,7 +201,7 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def remedies(self) -> pl.DataFrame:
-        """What changes would make of events: ``event``, ``ns`` and the fields of a remedy (``metrics.remedies``)."""
+        """What changes would make of events: ``event``, ``ns`` and the fields of ``alternatives.remedy.REMEDY``."""
         if "remedies" not in self.events.columns:
             return pl.DataFrame(schema={"event": pl.Int64(), "change": pl.String()})
         numbered = self.events.select(

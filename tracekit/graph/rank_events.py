@@ -66,7 +66,7 @@ RANK_EVENTS = pl.Schema(
         "id": pl.Int64(),  # of a communication
     }
 )
-"""GPU events of one rank with what each waited for. A rank may add ``remedies`` (``metrics.remedies``)."""
+"""GPU events of one rank with what each waited for. A rank may add ``remedies`` (``alternatives.remedy``)."""
 GAPS_WITHIN = "gaps_within_ns"
 """Column of joined events (``graph.merged_events``): time between them."""
 HOST_WORK = pl.Schema(

@@ -1,4 +1,4 @@
-"""Changes that give GPU events new durations: types, kernels and calls (``metrics.remedies``)."""
+"""Changes that give GPU events new durations: types, kernels and calls (``metrics.alternatives``)."""
 
 from __future__ import annotations
 
@@ -13,34 +13,11 @@ from tracekit.graph.constants import MAX_LAUNCH_MEDIANS
 from tracekit.graph.event_graph import EventGraph
 from tracekit.metrics.alternatives import ALTERNATIVES
 
-FUSE = "fuse"
-FUSE_LOSS = "fuse loss"
-KNOWN_SHAPES = "known shapes"
+_PARTS_OF_CHANGE = {entry.change: list(entry.parts) for entry in ALTERNATIVES if entry.parts}
 REMEDY_CHANGES = {
-    "tf32": "products of float32 run on tensor cores in TF32",
-    "bf16": "products and attention of float32 run in bf16",
-    "fp16": "products and attention of float32 run in fp16",
-    "fp32": "what is in float64 runs in float32",
-    "cast once": "weights are cast to 16 bits once for each update, or kept in 16 bits",
-    "fused attention": "attention is one kernel, forward and backward",
-    FUSE: "chains of kernels that only move memory are one kernel each",
-    "fuse norm": "the kernels of each norm are one",
-    "fuse activation": "the kernels of each activation are one",
-    "fuse rotation": "the kernels of each rotation of positions are one",
-    "fuse elementwise": "neighbouring elementwise kernels are one",
-    "no recompute": "activations are kept and not computed again, which needs memory",
-    "one copy": "small copies from the host are one copy of pinned memory",
-    "fused optimizer": "the optimizer updates all parameters in a few kernels",
-    "clip together": "gradients are clipped in a few kernels",
-    "channels last": "images have their channels last, from the first layer to the last",
-    "large messages": "messages are joined to 25 MB or more, and their latencies go",
-    "reduce in backward": "gradients are reduced as soon as the backward has them",
-    "gather once": "parameters stay after the forward, which needs memory",
-    "free cpu": "nothing else runs on the cores of the host's threads",
-    KNOWN_SHAPES: "operators take no longer on new shapes than on known ones",
-    "pad sizes": "sizes of products are multiples of 64",
-    FUSE_LOSS: "the loss reads its logits in 16 bits, and few times",
-    **{alternative.change: alternative.rests_on for alternative in ALTERNATIVES},
+    change: rests_on
+    for entry in ALTERNATIVES
+    for change, rests_on in ((entry.change, entry.rests_on), *entry.parts.items())
 }
 """Changes by their text, and what each rests on."""
 
@@ -55,12 +32,8 @@ class ChangedFactors(NamedTuple):
 
 
 def select_remedies(graph: EventGraph, change: str) -> pl.DataFrame:
-    """Return the remedies that a change makes; ``fuse`` is all fusions but that of the loss."""
-    remedies = graph.remedies
-    if change != FUSE:
-        return remedies.filter(pl.col("change") == change)
-    is_fusion = pl.col("change").str.starts_with(f"{FUSE} ")
-    return remedies.filter(is_fusion & (pl.col("change") != FUSE_LOSS))
+    """Return the remedies that a change makes, those of all changes that it is made of."""
+    return graph.remedies.filter(pl.col("change").is_in(_PARTS_OF_CHANGE.get(change, [change])))
 
 
 def change_factors(graph: EventGraph, remedies: pl.DataFrame) -> ChangedFactors:

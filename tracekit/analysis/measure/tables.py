@@ -35,7 +35,7 @@ from tracekit.graph.loadable import GraphTables, TableInMemory
 from tracekit.graph.rank_events import find_host_work, find_rank_events
 from tracekit.graph.recording_cost import find_recording_cost
 from tracekit.intervals import Intervals, union_of
-from tracekit.metrics.alternatives import ALTERNATIVES
+from tracekit.metrics.alternatives import find_remedies
 from tracekit.metrics.alternatives.own import NO_OWN_ADVICE, OwnAdvice, own_remedies
 from tracekit.metrics.bandwidth import copies
 from tracekit.metrics.budget import (
@@ -70,7 +70,6 @@ from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.metrics.process_phases import ROLLOUT, find_decode_steps, find_stretches
 from tracekit.metrics.rank_work import HOST_OPERATORS, RankWork, describe_rank_work
 from tracekit.metrics.rates import ProductTotals, products
-from tracekit.metrics.remedies import find_remedies
 from tracekit.metrics.sites import RankSites, find_sites
 from tracekit.metrics.step_kinds import measure_step_kinds
 from tracekit.metrics.step_time import (
@@ -399,7 +398,7 @@ def _with_remedies(
         texts=work.texts,
         sites=sites,
     )
-    remedies = find_remedies(rank_work, alternatives=ALTERNATIVES, own=find_own)
+    remedies = find_remedies(rank_work, own=find_own)
     return graph_events.with_columns(remedies=remedies), tuple(notices)
 
 

@@ -12,8 +12,8 @@ from tracekit._util.shapes import is_shape, parse_list
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.alternatives.entry import Alternative
 from tracekit.metrics.alternatives.remedy import without_events
+from tracekit.metrics.alternatives.stalls import without_stalls
 from tracekit.metrics.rank_work import RankWork
-from tracekit.metrics.remedies.removals import stall_remedies
 from tracekit.metrics.sites import Inputs, count_elements
 from tracekit.schema import COMMUNICATION_LABELS
 
@@ -196,7 +196,7 @@ class AnomalyMode(Alternative, frozen=True, kw_only=True):
             return
         is_answer = checks["name"].str.contains("(?i)DtoH|DeviceToHost")
         yield without_events(checks, self.change).with_columns(waits=~is_answer)
-        yield from stall_remedies(rank, _tracebacks(rank), self.change)
+        yield from without_stalls(rank, _tracebacks(rank), self.change)
 
 
 def _tracebacks(rank: RankWork) -> Intervals | None:

@@ -11,8 +11,8 @@ from tracekit._util.shapes import parse_list
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.alternatives.entry import Alternative
 from tracekit.metrics.alternatives.remedy import REMEDIES, new_durations, without_events
+from tracekit.metrics.alternatives.stalls import without_stalls
 from tracekit.metrics.rank_work import RankWork
-from tracekit.metrics.remedies.removals import stall_remedies
 
 MAKES_TENSOR = r"^aten::lift_fresh$"
 """Operator of tensors that are made of Python's numbers."""
@@ -41,6 +41,10 @@ UPDATES_OR_BACKWARD = r"_foreach_|_fused_|addc(mul|div)|lerp|[bB]ackward"
 """Operators of an optimizer or a backward that live on the CPU: they prepare nothing."""
 KEPT_SHARE_OF_COPY = (0.0, 0.25, 0.5)
 """Bytes that are copied over those of what the CPU made of them: images are of 8 bits before they are of 32."""
+MAX_SMALL_COPY_BYTES = 1 << 16
+"""Bytes up to which a copy from the host takes its calls, not its bytes."""
+MIN_SMALL_COPIES = 16
+"""Small copies of a step from which one copy of all is worth it."""
 
 
 class HostConstants(Alternative, frozen=True, kw_only=True):
@@ -108,7 +112,7 @@ class MetricsOnHost(Alternative, frozen=True, kw_only=True):
         named = ", ".join(names.str.strip_prefix("aten::").unique().sort().head(2))
         gone = without_events(copies, self.change, what=named)
         yield gone.with_columns(waits=pl.lit(value=False))
-        yield from stall_remedies(rank, _intervals(behind), self.change, what=named)
+        yield from without_stalls(rank, _intervals(behind), self.change, what=named)
 
 
 class HostPreparation(Alternative, frozen=True, kw_only=True):
@@ -148,7 +152,7 @@ class HostPreparation(Alternative, frozen=True, kw_only=True):
         )
         remedies = new_durations(priced, self.change, what=named)
         yield remedies.with_columns(waits=pl.lit(value=False)).cast(REMEDIES)
-        yield from stall_remedies(rank, _intervals(computing), self.change, what=named)
+        yield from without_stalls(rank, _intervals(computing), self.change, what=named)
 
 
 def _computing(rank: RankWork) -> pl.DataFrame:
@@ -247,3 +251,31 @@ class WideInputs(Alternative, frozen=True, kw_only=True):
             high_ns=pl.col("ns") / 2,
         )
         yield new_durations(priced, self.change)
+
+
+class OneCopy(Alternative, frozen=True, kw_only=True):
+    """Small copies from the host, one by one: the first of each step would do, for all."""
+
+    change = "one copy"
+    rests_on = "small copies from the host are one copy of pinned memory"
+    code = "small_copies"
+    title = "small copies"
+    says = "{kernels_per_step} small copies from the host {per_step}, one by one"
+    advises = "put them into one pinned tensor, copy it once with `non_blocking=True`, and split it on the GPU"
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        small = rank.events.filter(pl.col("copied_bytes") <= MAX_SMALL_COPY_BYTES)
+        from_host = pl.col("name").str.contains("(?i)HtoD|HostToDevice")
+        copies = small.filter(from_host).sort("start_ns")
+        many = copies.filter(pl.len().over("part") >= MIN_SMALL_COPIES)
+        if many.is_empty():
+            return
+        is_first = pl.int_range(pl.len()).over("part") == 0
+        remains = new_durations(
+            many.filter(is_first).with_columns(
+                group="row", low_ns="ns", likely_ns="ns", high_ns="ns"
+            ),
+            self.change,
+        )
+        disappear = without_events(many.filter(~is_first), self.change)
+        yield pl.concat([remains, disappear]).with_columns(waits=pl.lit(value=False))

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import polars as pl
 
 from tracekit.metrics.alternatives.entry import Alternative
-from tracekit.metrics.alternatives.remedy import new_durations, without_events
+from tracekit.metrics.alternatives.remedy import (
+    REMEDIES,
+    SLOWER_OPERATORS,
+    new_durations,
+    without_events,
+)
 from tracekit.metrics.attainable import Share
+from tracekit.metrics.event_work import PATTERNS
 from tracekit.metrics.rank_work import RankWork
 
 IMAGE_DIMENSIONS = 4
@@ -20,6 +29,98 @@ MIN_IMAGE_ELEMENTS = 1 << 14
 """Elements of a batch of images, at least; counters and statistics have fewer."""
 MIXED_STRIDES_KERNEL = r"at::native::elementwise_kernel<"
 """Elementwise kernels of inputs whose strides differ; those of one layout are vectorized."""
+BATCH_NORM_PASSES = {False: 3, True: 5}
+"""Times that a batch norm reads or writes its input, forward and backward."""
+BATCH_NORM_SHARE = Share(0.3, 0.45, 0.65)
+"""Share of the memory's bandwidth that batch norms reach where channels are last."""
+
+
+class SlowerOperators(msgspec.Struct, frozen=True):
+    """Time of operators with a change over that without it."""
+
+    operators: tuple[str, ...]
+    low: float
+    likely: float
+    high: float
+
+
+class _LayoutsFile(msgspec.Struct, frozen=True):
+    slower: tuple[SlowerOperators, ...]
+    slower_in_16_bits: tuple[SlowerOperators, ...]
+
+
+_LAYOUTS = msgspec.convert(
+    tomllib.loads(Path(__file__).with_name("layouts.toml").read_text(encoding="utf-8")),
+    _LayoutsFile,
+)
+SLOWER_WITH_CHANNELS_LAST = _LAYOUTS.slower
+SLOWER_IN_16_BITS = _LAYOUTS.slower_in_16_bits
+"""Of images whose channels are first."""
+
+
+def slower_remedies(
+    events: pl.DataFrame, slower: tuple[SlowerOperators, ...], change: str
+) -> pl.DataFrame:
+    """Return the remedies of events that take longer with a change: it pays for these."""
+    frames = [REMEDIES.to_frame()]
+    for factors in slower:
+        of_operators = events.filter(pl.col("op").is_in(factors.operators)).with_columns(
+            group="row",
+            low_ns=pl.col("ns") * factors.low,
+            likely_ns=pl.col("ns") * factors.likely,
+            high_ns=pl.col("ns") * factors.high,
+        )
+        remedies = new_durations(of_operators, change, what=SLOWER_OPERATORS, may_be_longer=True)
+        frames.append(remedies)
+    return pl.concat(frames)
+
+
+class ChannelsLast(Alternative, frozen=True, kw_only=True):
+    """Images have channels first: convolutions convert them, and batch norms have slower kernels."""
+
+    change = "channels last"
+    rests_on = "images have their channels last, from the first layer to the last"
+    code = "layout"
+    title = "layout of images"
+    says = "images have their channels first: conversions around convolutions and batch norms take {work_ns}"
+    advises = "put channels last: {switch}"
+    topic = "layout"
+    caveat = (
+        "It reaches all of a model: group norms and interpolation are slower with channels last."
+    )
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        convolutions = rank.events.filter(pl.col("kind") == "convolution")
+        if convolutions.is_empty():
+            return
+        # Signals of one dimension are images of one row, whose channels cannot be put last.
+        is_image = pl.col("dims").list.get(-2, null_on_oob=True) > 1
+        conversions = convolutions.filter(pl.col("name").str.contains(PATTERNS["layout_kernel"]))
+        conversions = conversions.filter(is_image.fill_null(value=True))
+        norms = rank.events.filter(pl.col("dims").list.len() > 3).filter(
+            pl.col("op").str.contains(PATTERNS["batch_norm"])
+            & pl.col("name").str.contains(PATTERNS["channels_first_norm"])
+        )
+        if conversions.is_empty() and norms.is_empty():
+            return
+        yield without_events(conversions, self.change, what="conversions")
+        # A change of the layout reaches all of a model.
+        of_images = rank.events.filter(pl.col("dims").list.len() > 3)
+        yield slower_remedies(of_images, SLOWER_WITH_CHANNELS_LAST, self.change)
+        bandwidth = rank.speeds.bandwidth
+        if norms.is_empty() or bandwidth is None:
+            return
+        calls = norms.with_columns(group="call").drop_nulls(["elements", "width"])
+        passes = (
+            pl.when("is_backward").then(BATCH_NORM_PASSES[True]).otherwise(BATCH_NORM_PASSES[False])
+        )
+        full_ns = pl.col("elements") * pl.col("width") * passes / bandwidth
+        priced = calls.with_columns(
+            low_ns=full_ns / BATCH_NORM_SHARE.high,
+            likely_ns=full_ns / BATCH_NORM_SHARE.likely,
+            high_ns=full_ns / BATCH_NORM_SHARE.low,
+        )
+        yield new_durations(priced, self.change, what="norms")
 
 
 class ChannelsFirst(Alternative, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import msgspec
 import polars as pl
 
 from tracekit.errors import Notice, OptionError
-from tracekit.metrics.alternatives.entry import Alternative
+from tracekit.metrics.alternatives.entry import FIGURES_IN_SENTENCES, Alternative
 from tracekit.metrics.alternatives.remedy import REMEDIES
 from tracekit.metrics.attainable import GpuRates
 from tracekit.metrics.rank_work import RankWork
@@ -51,11 +51,11 @@ def _checked(entry: object) -> Alternative:
     if missing:
         raise OptionError(f"advice: {name} has no {missing[0]}", hint="give it as an attribute")
     try:
-        entry.says.format(work_ns="", what="", kernels_per_step="")
+        entry.says.format(**dict.fromkeys(FIGURES_IN_SENTENCES, ""))
     except (KeyError, IndexError, ValueError) as error:
         raise OptionError(
             f"advice: {name}.says cannot be filled in: {error}",
-            hint="it may hold {work_ns}, {what} and {kernels_per_step}",
+            hint=f"it may hold {', '.join(f'{{{name}}}' for name in FIGURES_IN_SENTENCES)}",
         ) from error
     return entry
 

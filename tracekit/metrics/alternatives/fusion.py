@@ -1,4 +1,4 @@
-"""Remedies of chains of kernels that each read what the last one wrote: one kernel for the whole chain.
+"""Alternatives of chains of kernels that each read what the last one wrote: one kernel for the whole chain.
 
 A chain is a sequence of neighbours on a stream that only move memory (elementwise work, reductions,
 norms, softmax, loss), whose tensors have the same number of elements or a divisor of it (a mean of
@@ -8,18 +8,20 @@ writes what the last one does. Kernels that a compiler made are fused already.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Bools, Floats, Ints
+from tracekit.metrics.alternatives.attention import attention_rows
+from tracekit.metrics.alternatives.entry import Alternative, Sentences, WorkFound
 from tracekit.metrics.alternatives.remedy import new_durations, without_rows
 from tracekit.metrics.event_work import MEMORY_KINDS, read_inputs
 from tracekit.metrics.rank_work import RankWork
 from tracekit.metrics.speeds import MIN_KERNEL_NS
 
-LOSS_CHANGE = "fuse loss"
 MIN_CHAIN_OPERATORS = 3
 """Calls of elementwise operators and reductions, copies apart, from which neighbours are a chain worth
 fusing."""
@@ -38,26 +40,76 @@ LOSS_BYTES = 2
 _LINK_COLUMNS = ("row", "ns", "call", "kind", "op", "elements", "shapes", "dtypes")
 """Columns of a chain's events that are read."""
 
+FUSED_BY_HAND = {
+    "norm": "`torch.nn.RMSNorm` or `LayerNorm`",
+    "activation": "`torch.nn.functional.gelu` or `silu`",
+}
+"""Fused kernels of PyTorch, by the kind of chain that they stand for."""
 ACTIVATION_OPERATORS = "^aten::(tanh|sigmoid|erf|gelu|silu)"
 
 
-def fusion_remedies(rank: RankWork, *, without: Collection[int]) -> Iterator[pl.DataFrame]:
-    """Yield the remedies ``fuse …`` by kind of chain.
+class Fused(Alternative, frozen=True, kw_only=True):
+    """Kernels in a row only move memory, each reading what the last one wrote."""
 
-    Args:
-        rank: Events and speeds.
-        without: Rows that belong to attention.
-    """
-    if rank.speeds.bandwidth is None:
-        return
-    events = without_rows(rank.events, without)
-    loss = _loss_events(events)
-    yield from _fuse_loss(rank, loss)
-    yield from _fuse_chains(rank, events, loss["row"].to_list())
+    change = "fuse"
+    rests_on = "chains of kernels that only move memory are one kernel each"
+    parts: ClassVar[Mapping[str, str]] = {
+        "fuse norm": "the kernels of each norm are one",
+        "fuse activation": "the kernels of each activation are one",
+        "fuse rotation": "the kernels of each rotation of positions are one",
+        "fuse elementwise": "neighbouring elementwise kernels are one",
+    }
+    code = "unfused"
+    title = "kernels that only move memory"
+    says = "{kernels} only move memory, each reading what the last one wrote ({what}; {work})"
+    advises = "fuse them: {switch}"
+    topic = "fuse"
+    case_is_what = True
+    min_kernels = 16
+    """A mask or a position is made once."""
+    caveat = "Which values a backward reads or needs later is not recorded."
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        if rank.speeds.bandwidth is not None:
+            events = rank.once(_events_outside_attention)
+            yield from _fuse_chains(rank, events, rank.once(_loss_events)["row"].to_list())
+
+    def advice(self, work: WorkFound) -> str:
+        found = (work.what or "").split(", ")
+        by_hand = [kernel for kind, kernel in FUSED_BY_HAND.items() if kind in found]
+        kernels = f", or use one kernel for each ({', '.join(by_hand)})" if by_hand else ""
+        return super().advice(work) + kernels
 
 
-def _loss_events(events: pl.DataFrame) -> pl.DataFrame:
+class FusedLoss(Alternative, frozen=True, kw_only=True):
+    """The loss, or sampling, reads and writes logits over the whole vocabulary."""
+
+    change = "fuse loss"
+    rests_on = "the loss reads its logits in 16 bits, and few times"
+    code = "unfused"
+    case = "loss"
+    title = "kernels that only move memory"
+    says = "the loss reads and writes its logits over the whole vocabulary in {kernels_per_step} kernels ({work})"
+    advises = "fuse it: {switch}"
+    topic = "loss"
+    in_inference = Sentences(
+        "the head reads and writes its logits over the whole vocabulary in {kernels_per_step} kernels ({work_ns})",
+        "fuse sampling into one kernel, or compute logits only for the tokens that are sampled",
+    )
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        if rank.speeds.bandwidth is not None:
+            yield from _fuse_loss(rank, rank.once(_loss_events))
+
+
+def _events_outside_attention(rank: RankWork) -> pl.DataFrame:
+    """Return the events that one kernel of attention would not replace."""
+    return without_rows(rank.events, rank.once(attention_rows))
+
+
+def _loss_events(rank: RankWork) -> pl.DataFrame:
     """Return the kernels of a loss over a large vocabulary, and others over tensors of its size."""
+    events = rank.once(_events_outside_attention)
     softmax = events.filter(pl.col("kind") == "loss").filter(
         pl.col("op").str.contains("log_softmax|logsumexp")
         & (pl.col("dims").list.get(-1, null_on_oob=True) >= MIN_LOSS_COLUMNS)
@@ -84,7 +136,7 @@ def _fuse_loss(rank: RankWork, loss: pl.DataFrame) -> Iterator[pl.DataFrame]:
     logits = both["logits"].to_numpy().astype(np.float64)
     priced = _with_new_durations(rank, both, logits * LOSS_BYTES, LOSS_PASSES)
     priced = priced.with_columns(group="part")
-    yield new_durations(priced, LOSS_CHANGE, what="loss", keeps_first=True)
+    yield new_durations(priced, FusedLoss.change, what="loss", keeps_first=True)
 
 
 def _fuse_chains(
@@ -113,7 +165,7 @@ def _fuse_chains(
         is_link=is_link,
     ).sort("stream", "start_ns")
     in_section_before = [pl.col(name).eq_missing(pl.col(name).shift()) for name in section]
-    chain = _number_chains(
+    chain = number_chains(
         ordered["is_link"].to_numpy(),
         ordered["elements"].fill_null(0).to_numpy(),
         ordered.select(pl.all_horizontal(in_section_before)).to_series().to_numpy(),
@@ -150,7 +202,7 @@ def _fuse_chains(
     priced = _with_new_durations(rank, links, moved, MORE_BYTES)
     for what in priced["what"].unique().sort().to_list():
         of_kind = priced.filter(pl.col("what") == what)
-        yield new_durations(of_kind, f"fuse {what}", what=what, keeps_first=True)
+        yield new_durations(of_kind, f"{Fused.change} {what}", what=what, keeps_first=True)
 
 
 def _loops_to_batch(rank: RankWork) -> pl.Series:
@@ -185,7 +237,7 @@ def _kinds_of_chains() -> pl.Expr:
     )
 
 
-def _number_chains(is_link: Bools, elements: Ints, in_section_before: Bools) -> Ints:
+def number_chains(is_link: Bools, elements: Ints, in_section_before: Bools) -> Ints:
     """Return the number of each event's chain; events that are no link separate chains.
 
     Neighbours are of one chain if one's elements are a multiple of the other's, and the event is in the

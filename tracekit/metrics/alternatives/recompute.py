@@ -1,4 +1,4 @@
-"""Remedies of recomputed forwards: their work goes, and what the host does around each of them.
+"""Alternative of recomputed forwards: their work goes, and what the host does around each of them.
 
 Checkpointing takes the host time where a block runs first (it keeps the block's inputs and the state
 of random numbers), and where its forward begins and ends again in the backward. What launches there
@@ -13,11 +13,11 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Bools, Ints
+from tracekit.metrics.alternatives.entry import Alternative
 from tracekit.metrics.alternatives.remedy import HOST_ALONE, REMEDIES, without_events
 from tracekit.metrics.rank_work import RankWork
 from tracekit.schema import COMMUNICATION_LABELS
 
-NO_RECOMPUTE = "no recompute"
 _COLUMNS_OF_LAUNCHES = (
     "row",
     "part",
@@ -34,31 +34,44 @@ MIN_REPEATED_LAUNCHES = 3
 """Launches of a recomputed stretch from which it shows where the forward launched the same."""
 
 
-def recompute_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
-    """Yield the remedies ``no recompute``."""
-    recomputed = pl.col("label") == "recompute"
-    events = rank.events.select(_COLUMNS_OF_LAUNCHES)
-    calls = events.filter(recomputed)["call"].unique()
-    if calls.is_empty():
-        return
-    # A buffer that an operator clears before its kernel has a label of its own.
-    goes = recomputed | ((pl.col("label") == "memory") & pl.col("call").is_in(calls.implode()))
-    yield without_events(events.filter(goes), NO_RECOMPUTE)
-    launches = (
-        events.drop_nulls("launch_ns")
-        .sort("part", "launch_ns")
-        .select(
-            "row",
-            "part",
-            "ns",
-            "is_backward",
-            goes=goes,
-            kernel=pl.concat_str("op", "name", separator=" ", ignore_nulls=True).rank("dense"),
-            since_ns=pl.col("launch_ns").diff().over("part"),
-            communicates=pl.col("label").is_in(COMMUNICATION_LABELS),
+class NoRecompute(Alternative, frozen=True, kw_only=True):
+    """Forwards are computed again in the backward."""
+
+    change = "no recompute"
+    rests_on = "activations are kept and not computed again, which needs memory"
+    code = "recompute"
+    title = "recomputation"
+    label_of_kernels = "recompute"
+    training_only = True
+    says = "forwards are computed again in the backward: {work}"
+    advises = "keep the activations of more layers, as far as memory allows ({switch})"
+    topic = "recompute"
+    caveat = "Kept activations need memory."
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        recomputed = pl.col("label") == "recompute"
+        events = rank.events.select(_COLUMNS_OF_LAUNCHES)
+        calls = events.filter(recomputed)["call"].unique()
+        if calls.is_empty():
+            return
+        # A buffer that an operator clears before its kernel has a label of its own.
+        goes = recomputed | ((pl.col("label") == "memory") & pl.col("call").is_in(calls.implode()))
+        yield without_events(events.filter(goes), self.change)
+        launches = (
+            events.drop_nulls("launch_ns")
+            .sort("part", "launch_ns")
+            .select(
+                "row",
+                "part",
+                "ns",
+                "is_backward",
+                goes=goes,
+                kernel=pl.concat_str("op", "name", separator=" ", ignore_nulls=True).rank("dense"),
+                since_ns=pl.col("launch_ns").diff().over("part"),
+                communicates=pl.col("label").is_in(COMMUNICATION_LABELS),
+            )
         )
-    )
-    yield from _host_around(launches)
+        yield from _host_around(launches)
 
 
 def _host_around(launches: pl.DataFrame) -> Iterator[pl.DataFrame]:
@@ -93,7 +106,7 @@ def _host_around(launches: pl.DataFrame) -> Iterator[pl.DataFrame]:
         longer.select(
             "row",
             "host_share",
-            change=pl.lit(NO_RECOMPUTE),
+            change=pl.lit(NoRecompute.change),
             what=pl.lit(HOST_ALONE),
             low_ns="ns",
             likely_ns="ns",

@@ -1,4 +1,4 @@
-"""Remedies of collectives: messages too small for the link, reductions behind the backward, parameters gathered twice.
+"""Alternatives of collectives: small messages, reductions behind the backward, parameters gathered twice.
 
 A message takes a latency and its bytes at the link's bandwidth; both follow from the shortest
 durations of this run's messages by size.
@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Floats, Ints
+from tracekit.metrics.alternatives.entry import Alternative, WorkFound
 from tracekit.metrics.alternatives.remedy import REMEDIES, without_events
 from tracekit.metrics.attainable import Share
 from tracekit.metrics.rank_work import RankWork
@@ -48,24 +49,88 @@ GATHERS = "(?i)all_?gather"
 BACKWARD_LABELS = ["dgrad", "wgrad", "backward"]
 
 
-def message_remedies(rank: RankWork) -> Iterator[pl.DataFrame]:
-    """Yield the remedies ``large messages``, ``reduce in backward`` and ``gather once``."""
-    of_data = rank.events.filter(
-        (pl.col("label") == "dp_comm") & (pl.col("copied_bytes") > 0)
-    ).drop_nulls("collective")
-    if of_data.is_empty():
-        return
-    reductions = of_data.filter(pl.col("collective").str.contains(REDUCTIONS))
-    updates_weights = _follows_update(rank, reductions)
-    gradients = reductions.filter(~updates_weights)
-    for kind in reductions["collective"].unique().sort().to_list():
-        is_kind = pl.col("collective") == kind
-        yield from _large_messages(gradients.filter(is_kind), what=None)
-        yield from _large_messages(
-            reductions.filter(updates_weights).filter(is_kind), what=PARAMETERS
-        )
-    yield from _reduce_in_backward(rank, gradients)
-    yield _gather_once(of_data.filter(pl.col("collective").str.contains(GATHERS)))
+class LargeMessages(Alternative, frozen=True, kw_only=True):
+    """Gradients, or parameters, are reduced in messages too small for the link."""
+
+    change = "large messages"
+    rests_on = "messages are joined to 25 MB or more, and their latencies go"
+    code = "small_messages"
+    title = "small messages"
+    training_only = True
+    says = (
+        "gradients are reduced in {kernels_per_step} messages {per_step}, too small for the link's bandwidth "
+        "({work_ns})"
+    )
+    advises = "join them: {switch}"
+    topic = "messages"
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        reductions = rank.once(_reductions)
+        for kind in reductions["collective"].unique().sort().to_list():
+            of_kind = reductions.filter(pl.col("collective") == kind)
+            for of_parameters, what in ((False, None), (True, PARAMETERS)):
+                messages = of_kind.filter(pl.col("is_of_parameters") == of_parameters)
+                yield from _large_messages(messages, what=what)
+
+    def text(self, work: WorkFound) -> str:
+        text = super().text(work)
+        if work.what == PARAMETERS:
+            return text.replace("gradients are reduced", "parameters are averaged")
+        return text
+
+    def advice(self, work: WorkFound) -> str:
+        if work.what == PARAMETERS:
+            return "join them: one flat tensor instead of one call per parameter"
+        return super().advice(work)
+
+
+class ReducedInBackward(Alternative, frozen=True, kw_only=True):
+    """Gradients are reduced only when the backward has ended."""
+
+    change = "reduce in backward"
+    rests_on = "gradients are reduced as soon as the backward has them"
+    code = "late_reduction"
+    title = "late reduction of gradients"
+    training_only = True
+    says = "gradients are reduced only when the backward has ended: {work_ns} of communication"
+    advises = "reduce them while the backward runs: {switch}"
+    topic = "reduction"
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        reductions = rank.once(_reductions)
+        yield from _reduce_in_backward(rank, reductions.filter(~pl.col("is_of_parameters")))
+
+
+class GatheredOnce(Alternative, frozen=True, kw_only=True):
+    """Parameters are gathered again for the backward."""
+
+    change = "gather once"
+    rests_on = "parameters stay after the forward, which needs memory"
+    code = "exposed_comm"
+    case = "gathered_twice"
+    title = "exposed {label}"
+    section = "overlap"
+    training_only = True
+    says = "parameters are gathered again for the backward: {work_ns} of communication"
+    advises = "keep them after the forward where memory allows (`reshard_after_forward=False`)"
+    caveat = "Kept parameters need memory."
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        messages = rank.once(_data_parallel_messages)
+        yield _gather_once(messages.filter(pl.col("collective").str.contains(GATHERS)))
+
+
+def _data_parallel_messages(rank: RankWork) -> pl.DataFrame:
+    """Return the collectives of data parallelism whose bytes are known."""
+    is_of_data = (pl.col("label") == "dp_comm") & (pl.col("copied_bytes") > 0)
+    return rank.events.filter(is_of_data).drop_nulls("collective")
+
+
+def _reductions(rank: RankWork) -> pl.DataFrame:
+    """Return those that reduce, with whether they average what the optimizer updated, ``is_of_parameters``."""
+    messages = rank.once(_data_parallel_messages)
+    reductions = messages.filter(pl.col("collective").str.contains(REDUCTIONS))
+    return reductions.with_columns(is_of_parameters=_follows_update(rank, reductions))
 
 
 def _follows_update(rank: RankWork, reductions: pl.DataFrame) -> pl.Series:
@@ -98,7 +163,7 @@ def _large_messages(messages: pl.DataFrame, *, what: str | None) -> Iterator[pl.
     # The shortest of each size waited least for other ranks.
     shortest_ns = by_size["shortest_ns"].to_numpy().astype(np.float64)
     usual_ns = by_size["usual_ns"].to_numpy().astype(np.float64)
-    bytes_ns = sizes / _bytes_per_ns(sizes, shortest_ns, by_size["len"].to_numpy())
+    bytes_ns = sizes / bytes_per_ns(sizes, shortest_ns, by_size["len"].to_numpy())
     latency_ns = np.clip(shortest_ns - bytes_ns, 0.0, MAX_LATENCY_NS)
     ramp_ns = np.clip(usual_ns - shortest_ns, 0.0, MAX_RAMP_SHARE * bytes_ns)
     total_bytes = int(messages["copied_bytes"].sum()) / parts
@@ -114,10 +179,10 @@ def _large_messages(messages: pl.DataFrame, *, what: str | None) -> Iterator[pl.
     )
     joined = messages.join(saved, on="copied_bytes", how="left", maintain_order="left")
     saved_ns = [pl.col(name) for name in ("most_ns", "likely_ns", "least_ns")]
-    yield _shorter(joined, "large messages", *saved_ns, what=what)
+    yield _shorter(joined, LargeMessages.change, *saved_ns, what=what)
 
 
-def _bytes_per_ns(sizes: Floats, shortest_ns: Floats, count: Ints) -> float:
+def bytes_per_ns(sizes: Floats, shortest_ns: Floats, count: Ints) -> float:
     """Return the bandwidth that large messages reach, from the shortest durations by size (ascending).
 
     That is the most that one of the larger half reaches, or that the bytes between two sizes add:
@@ -161,14 +226,14 @@ def _reduce_in_backward(rank: RankWork, reductions: pl.DataFrame) -> Iterator[pl
     for share in HIDEABLE_BACKWARD[::-1]:
         hidden_ns = pl.min_horizontal(hideable_ns, pl.col("backward_ns") * share)
         saved.append(pl.col("ns") * hidden_ns / total_ns)
-    yield _shorter(late, "reduce in backward", *saved)
+    yield _shorter(late, ReducedInBackward.change, *saved)
 
 
 def _gather_once(gathers: pl.DataFrame) -> pl.DataFrame:
     """Return the remedies of parameters that are gathered again for the backward."""
     in_forward = gathers.filter(~pl.col("is_backward")).select("part", "copied_bytes").unique()
     again = gathers.filter("is_backward").join(in_forward, on=["part", "copied_bytes"], how="semi")
-    return without_events(again, "gather once")
+    return without_events(again, GatheredOnce.change)
 
 
 def _shorter(
