@@ -13,6 +13,9 @@ from tracekit.findings.communication import Remedy, _best_remedy
 from tracekit.findings.kernels import _device, _multiprocessors, _slower_than, reason_of
 from tracekit.findings.recording import UnexplainedIdle
 from tracekit.graph.change import Hidden, NoHostDelay, Scaled
+from tracekit.metrics.alternatives.attention import FusedAttention
+from tracekit.metrics.alternatives.fusion import Fused, FusedLoss
+from tracekit.metrics.alternatives.stalls import FreeCpu
 
 
 def idle_context(
@@ -153,7 +156,7 @@ def test_multiprocessors_are_the_fewest_of_all_ranks(counts, fewest):
     assert _multiprocessors(SimpleNamespace(analysis=SimpleNamespace(sources=sources))) == fewest
 
 
-def advised(monkeypatch, kind, *, events=16, **predicted):
+def advised(monkeypatch, entry, *, events=16, **predicted):
     """The findings of a change that is predicted to save 50 of 1,000 ns of work of this many kernels."""
     saving = {
         "measured_ns": 1_000,
@@ -176,33 +179,34 @@ def advised(monkeypatch, kind, *, events=16, **predicted):
         share=lambda ns: ns / 1_000,
         framework=None,
         vendor="NVIDIA",
+        found=[],
     )
     return [
         (finding.variant, finding.cost_ns, finding.saves_ns, finding.saves_range_ns)
-        for finding in kind.find(context)
+        for finding in remedies.kind_of_alternative(entry).find(context)
     ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "found"),
+    ("entry", "options", "found"),
     [
-        (remedies.Unfused, {}, ("norm", 300, 50, (20, 80))),
-        (remedies.Unfused, {"events": 15}, None),  # a mask or a position
-        (remedies.AttentionWrittenOut, {"events": 15}, ("norm", 300, 50, (20, 80))),
-        (remedies.UnfusedLoss, {"events": 1}, ("", 300, 50, (20, 80))),
-        (remedies.AttentionWrittenOut, {"saves_ns": 49}, None),
-        (remedies.AttentionWrittenOut, {"saves_ns": None}, None),
+        (Fused(), {}, ("norm", 300, 50, (20, 80))),
+        (Fused(), {"events": 15}, None),  # a mask or a position
+        (FusedAttention(), {"events": 15}, ("norm", 300, 50, (20, 80))),
+        (FusedLoss(), {"events": 1}, ("", 300, 50, (20, 80))),
+        (FusedAttention(), {"saves_ns": 49}, None),
+        (FusedAttention(), {"saves_ns": None}, None),
         (
-            remedies.AttentionWrittenOut,
+            FusedAttention(),
             {"free_ns": 980, "saves_ns": 49},
             ("norm", 300, 49, (20, 80)),
         ),
-        (remedies.AttentionWrittenOut, {"free_ns": 2_000, "saves_ns": 99}, None),
-        (remedies.BusyCpu, {}, ("", 300, 50, (0, 50))),
+        (FusedAttention(), {"free_ns": 2_000, "saves_ns": 99}, None),
+        (FreeCpu(), {}, ("", 300, 50, (0, 50))),
     ],
 )
-def test_a_change_that_saves_a_twentieth_of_the_step_is_advised(monkeypatch, kind, options, found):
-    assert advised(monkeypatch, kind, **options) == ([] if found is None else [found])
+def test_a_change_that_saves_a_twentieth_of_the_step_is_advised(monkeypatch, entry, options, found):
+    assert advised(monkeypatch, entry, **options) == ([] if found is None else [found])
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ class _SixteenBits(Alternative, frozen=True, kw_only=True):
     title = "precision"
     says = "matrix products and attention run in float32: {work_ns} of GPU time"
     topic = "narrow"
-    caveat = "Training in float16 needs a scaled loss; sums and losses stay in float32."
+    caveat = "Sums, norms and losses stay in float32."
 
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
         narrowest = next((dtype for dtype in NARROW if dtype in rank.speeds.peaks), None)
@@ -138,6 +138,7 @@ class Fp16(_SixteenBits, frozen=True, kw_only=True):
     change = "fp16"
     rests_on = "products and attention of float32 run in fp16"
     advises, in_inference = _sixteen_bit_words("fp16")
+    caveat = "Training needs a scaled loss (`GradScaler`); sums, norms and losses stay in float32."
 
 
 def _wide_calls(rank: RankWork) -> pl.DataFrame:
