@@ -131,7 +131,7 @@ def collectives_of_operations(
         group="identity",
         source=pl.lit("profiler"),
         sequence="collective_seq",
-        op=pl.col("what").replace_strict(ops, default=None, return_dtype=pl.String),
+        op=pl.col("what").cast(pl.String).replace_strict(ops, default=None, return_dtype=pl.String),
         is_message=pl.col("what") == "p2p",
         bytes=pl.min_horizontal("bytes", "received"),
         started_ns="start_ns",

@@ -554,6 +554,7 @@ def run_tables(
 def _operations_table(operations: pl.DataFrame) -> pl.DataFrame:
     """Return the operations with their messages as text, so that the table can be written to any format.
 
+    Text stays categorical: that of a group names each of its ranks, on every one of its operations.
     How waits are shared by ranks that are late together is summed up in the stragglers.
     """
     messages = operations.get_column_index("messages")
@@ -563,8 +564,9 @@ def _operations_table(operations: pl.DataFrame) -> pl.DataFrame:
         format_messages(rows["messages"])
         for rows in column.iter_slices(MAX_OPERATIONS_FORMATTED_TOGETHER)
     ]
-    table = operations.drop("messages").insert_column(messages, pl.concat(texts))
-    return table.drop("part", "order_ns", "waited_for").cast({pl.Categorical: pl.String})
+    text = pl.concat([part.cast(pl.Categorical) for part in texts])
+    table = operations.drop("messages").insert_column(messages, text)
+    return table.drop("part", "order_ns", "waited_for")
 
 
 def _of_ranks(ranks: Sequence[RankTables], name: str) -> pl.DataFrame:
