@@ -80,15 +80,11 @@ class Sides(msgspec.Struct, frozen=True, eq=False):
         )
         bucket = _dense(channel * (int(step.max(initial=0)) + 1) + step)
         has_no_group = pl.col("group").is_null() & pl.col("group_ranks").is_null()
-        frame = operations.select(
-            pl.int_range(pl.len(), dtype=pl.Int32).alias("row"),
+        facts = operations.select(
             "rank",
-            "messages",
-            is_message=pl.Series(is_message),
-            has_kind=pl.Series(what.present),
             bucket=pl.Series(_split_by_sequence(bucket, channel, operations, is_message)),
             recorded=(pl.col("id") >= 0).fill_null(True),
-            has_no_group=has_no_group,
+            nameless=has_no_group & ~pl.Series(is_message),
             start="start_ns",
             end="end_ns",
             order="order_ns",
@@ -96,25 +92,33 @@ class Sides(msgspec.Struct, frozen=True, eq=False):
             bytes=pl.col("bytes").fill_null(-1),
             meets=pl.Series(what.matches(MEETS)),
         )
-        sides = _split_messages(frame).with_columns(
-            nameless=pl.col("has_no_group") & (pl.col("sends") < 0)
-        )
+        split = _split_messages(operations["messages"], is_message, what.present)
+        sides = split.hstack(facts[split["row"]])
         sides = sides.with_columns(key=pl.Series(_side_keys(sides)))
         return cls(**{name: sides[name].to_numpy() for name in cls.__struct_fields__})
 
 
-def _split_messages(operations: pl.DataFrame) -> pl.DataFrame:
+def _split_messages(messages: pl.Series, is_message: Bools, has_kind: Bools) -> pl.DataFrame:
     """Return a row for each collective and for each message whose peer is known, in the order of operations.
 
-    Adds ``sends`` and ``peer`` (see ``Sides``); ``messages`` becomes the number of messages in the
-    kernel.
+    Columns: ``row`` of the operation, ``sends``, ``peer`` and ``messages`` (see ``Sides``).
+
+    Args:
+        messages: The messages of every operation.
+        is_message: The operations that carry messages.
+        has_kind: The operations whose kind is known.
+
     """
-    collectives = operations.filter(~pl.col("is_message") & pl.col("has_kind")).with_columns(
+    collectives = pl.DataFrame(
+        {"row": np.flatnonzero(~is_message & has_kind)}, schema={"row": pl.Int32}
+    ).with_columns(
         sends=pl.lit(-1, pl.Int8), peer=pl.lit(-1, pl.Int32), messages=pl.lit(1, pl.Int64)
     )
-    messages = (
-        operations.filter(pl.col("is_message") & pl.col("messages").is_not_null())
-        .with_columns(message="messages", messages=pl.col("messages").list.len().cast(pl.Int64))
+    carrying = np.flatnonzero(is_message & present(messages))
+    lists = messages.rename("message").gather(carrying)
+    sides_of_messages = (
+        pl.DataFrame([pl.Series("row", carrying, pl.Int32), lists])
+        .with_columns(messages=pl.col("message").list.len().cast(pl.Int64))
         .explode("message")
         .with_columns(
             sends=pl.col("message").struct.field("send").cast(pl.Int8),
@@ -123,7 +127,7 @@ def _split_messages(operations: pl.DataFrame) -> pl.DataFrame:
         .filter(pl.col("peer").is_not_null())
         .select(collectives.columns)
     )
-    return pl.concat([collectives, messages]).sort("row", maintain_order=True)
+    return pl.concat([collectives, sides_of_messages]).sort("row", maintain_order=True)
 
 
 def _side_keys(sides: pl.DataFrame) -> Ints:

@@ -159,7 +159,9 @@ def _all_operations(ranks: Sequence[RankTables]) -> tuple[pl.DataFrame, pl.DataF
         rank.operations.with_columns(pl.col(_TEXT_COLUMNS).cast(pl.Categorical)) for rank in ranks
     ]
     operations = pl.concat(frames, rechunk=True)
-    is_lost = (pl.col("id") < 0).fill_null(False)
+    is_lost = operations.select((pl.col("id") < 0).fill_null(False)).to_series()
+    if not is_lost.any():
+        return operations, operations.clear()
     return operations.filter(~is_lost), operations.filter(is_lost)
 
 
