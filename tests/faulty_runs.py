@@ -176,7 +176,7 @@ def tables_of_faulty_run(folder: Path, ranks: int, fault: Fault) -> list[RankTab
     """
     traces = write_faulty_run(folder, ranks, fault, written=4)
     options = SourceWorker(with_pipeline=False)
-    measured = [table for ref in find(traces).refs for table in options.source_tables(ref)]
+    measured = [table for ref in find(traces).refs for table in options.measure(ref)]
     measured.sort(key=lambda table: table.source.rank)
     others = [_renumbered(measured[rank % 2], rank) for rank in range(4, ranks)]
     return [*measured, *others]

@@ -119,7 +119,7 @@ def same(a, b, name=""):
 
 @pytest.mark.parametrize("name", ["1f1b", "steps/a", "reload", "vpp-overlap", "nsys-1f1b"])
 def test_tables_come_back_exactly(samples, tmp_path, name):
-    made = SourceWorker().source_tables(find(samples / name).refs[0])[0]
+    made = SourceWorker().measure(find(samples / name).refs[0])[0]
     write_tables(made, tmp_path)
     back = read_tables(tmp_path, rooms=ROOM_MEASURES)
     same(made, back)
@@ -128,9 +128,7 @@ def test_tables_come_back_exactly(samples, tmp_path, name):
 
 
 def test_the_events_of_the_graph_stay_in_the_store_until_they_are_loaded(samples, tmp_path):
-    write_tables(
-        SourceWorker().source_tables(find(samples / "1f1b", ranks=[1]).refs[0])[0], tmp_path
-    )
+    write_tables(SourceWorker().measure(find(samples / "1f1b", ranks=[1]).refs[0])[0], tmp_path)
     tables = read_tables(tmp_path, rooms=ROOM_MEASURES)
     assert (tables.pipeline.has_work, sorted(tables.pipeline.peers)) == (True, [0, 2])
     assert tables.graph_events.load().height > 100
@@ -143,7 +141,7 @@ def test_the_events_of_the_graph_stay_in_the_store_until_they_are_loaded(samples
 
 
 def test_tables_of_another_version_or_damaged_ones_are_not_taken(samples, tmp_path, monkeypatch):
-    made = SourceWorker(with_pipeline=False).source_tables(find(samples / "reload").refs[0])[0]
+    made = SourceWorker(with_pipeline=False).measure(find(samples / "reload").refs[0])[0]
     file = write_tables(made, tmp_path)
     monkeypatch.setattr("tracekit.analysis.persistence.__version__", "0.0.0")
     assert read_tables(tmp_path, rooms=ROOM_MEASURES) is None
@@ -154,7 +152,7 @@ def test_tables_of_another_version_or_damaged_ones_are_not_taken(samples, tmp_pa
 
 
 def test_tables_that_lack_a_field_are_measured_again(samples, tmp_path):
-    write_tables(SourceWorker().source_tables(find(samples / "reload").refs[0])[0], tmp_path)
+    write_tables(SourceWorker().measure(find(samples / "reload").refs[0])[0], tmp_path)
     with zipfile.ZipFile(tmp_path / "tables.zip") as packed:
         members = {name: packed.read(name) for name in packed.namelist()}
     document = json.loads(members["tables.json"])
@@ -254,7 +252,7 @@ def test_dask_with_a_worker_killed_in_the_middle_gives_the_same_tables(serial, t
     assert without_paths(analyze(store).to_json()) == without_paths(serial.to_json())
     alone = SourceWorker()  # as ingest
     stored = read_tables(store / f"rank={RANKS - 1}", rooms=ROOM_MEASURES)
-    same(alone.source_tables(find(traces, ranks=[RANKS - 1]).refs[0])[0], stored)
+    same(alone.measure(find(traces, ranks=[RANKS - 1]).refs[0])[0], stored)
 
 
 def test_no_scheduler_is_one_line_and_exit_code_2(traces, tmp_path, monkeypatch):

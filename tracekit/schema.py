@@ -415,6 +415,15 @@ def has_stacks(source: Source) -> bool:
     return source.skipped.get("python", 0) > 0 or source.counts.get("python", 0) > 0
 
 
+def has_read_stacks(source: Source) -> bool:
+    """Return whether Python's stacks were recorded and are among the events.
+
+    >>> has_read_stacks(Source("a.json", "kineto", 0, "name", counts={"python": 7}))
+    True
+    """
+    return has_stacks(source) and not source.skipped.get("python", 0)
+
+
 Frame = tuple[str, str, int]
 """Function, file and line of a stack frame."""
 

@@ -6,11 +6,12 @@ import pytest
 
 from tests.findings.conftest import Recording
 from tests.written_findings import written
-from tracekit import analyze
+from tracekit import analyze, ingest, load
 from tracekit.documents.findings import Place
 from tracekit.graph.change import parse_change
 from tracekit.metrics.host.time_by_activity import MAX_PLACES
 from tracekit.report.findings import bound_sign, finding_line, per_words
+from tracekit.report.terminal.explain import explain_finding
 
 MS = 1_000_000
 ONE_PERCENT = 0.01
@@ -138,14 +139,40 @@ def test_where_stacks_were_recorded_the_function_is_named(findings_of):
     assert [location.source for location in finding.where[:3]] == ["tokens.py(31): encode"] * 3
 
 
-def test_stacks_that_were_not_read_are_asked_for_and_not_recorded_again(findings_of):
-    finding = findings_of(python_before_the_launch)["python"]
+def test_stacks_that_cannot_be_read_any_more_are_asked_for_and_not_recorded_again(
+    analysis_of_steps, tmp_path
+):
+    analysis = analysis_of_steps(python_before_the_launch)
+    (tmp_path / "rank0.pt.trace.json").unlink()
+    finding = next(finding for finding in analysis.findings if finding.code == "python")
     assert finding.case == "stacks_not_read"
     assert "with_stack" not in finding.advice
 
 
-def test_stacks_are_read_if_a_finding_asks_for_them(findings_of):
-    finding = findings_of(python_before_the_launch, stacks=None)["python"]
+def test_stacks_are_read_when_a_finding_asks_for_them_and_events_are_measured_once(
+    analysis_of_steps, monkeypatch
+):
+    analysis = analysis_of_steps(python_before_the_launch)
+    monkeypatch.setattr("tracekit.run.measure.measure_rank", None)  # measuring again would fail
+    finding = next(finding for finding in analysis.findings if finding.code == "python")
+    assert finding.text.endswith("because the CPU runs Python, in tokens.py(31): encode")
+    assert [location.source for location in finding.where[:3]] == ["tokens.py(31): encode"] * 3
+    assert "tokens.py(31): encode" in explain_finding(
+        analysis, analysis.findings.index(finding) + 1
+    )
+
+
+def test_stacks_in_a_store_are_read_for_a_finding_too(analysis_of_steps, tmp_path):
+    analysis_of_steps(python_before_the_launch)
+    store = ingest(tmp_path / "rank0.pt.trace.json", tmp_path / "store", stacks=True)
+    (finding,) = (one for one in analyze(store.path).findings if one.code == "python")
+    assert finding.text.endswith("because the CPU runs Python, in tokens.py(31): encode")
+
+
+def test_stacks_of_a_trace_in_memory_are_used_at_once(analysis_of_steps, tmp_path):
+    analysis_of_steps(python_before_the_launch)
+    trace = load(tmp_path / "rank0.pt.trace.json", stacks=True)
+    (finding,) = (one for one in analyze(trace).findings if one.code == "python")
     assert finding.text.endswith("because the CPU runs Python, in tokens.py(31): encode")
 
 
@@ -160,7 +187,7 @@ def test_a_call_that_waits_outside_any_operator_is_named_with_the_function_that_
             recording.call("cudaDeviceSynchronize", begin + 0.09, begin + 1.0)
         recording.kernel(start + 8.5, start + 8.51, start + 9.5)
 
-    finding = findings_of(fill, period=11.0, stacks=None)["host_sync"]
+    finding = findings_of(fill, period=11.0)["host_sync"]
     assert finding.case == "explicit"
     assert finding.text.startswith(
         "the CPU stops 4 times a step in cudaDeviceSynchronize, called from timer.py(12): stop;"

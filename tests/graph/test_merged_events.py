@@ -145,7 +145,7 @@ def test_host_work_before_launches_that_no_launch_follows_is_before_none():
 def test_a_sample_replays_alike_with_joined_events(samples, name):
     ranks = []
     for ref in find(samples / name).refs:
-        ranks += SourceWorker().source_tables(ref)
+        ranks += SourceWorker().measure(ref)
     communication = Communication.of(ranks, ranks_per_node=None)
     members = match(communication.operations, by_step=communication.by_step).members
     joined = []

@@ -6,7 +6,7 @@ in common.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, overload
@@ -31,13 +31,14 @@ from tracekit.documents.analysis import (
     StepKind,
     Workload,
 )
+from tracekit.documents.findings import Place
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
 from tracekit.graph.change import parse_change
 from tracekit.metrics.alternatives import Alternative
 from tracekit.metrics.step_time import FreeStep, StepSummary, summarize_steps
 from tracekit.parsers.rank_numbers import unknown_rank_error
-from tracekit.schema import Source
+from tracekit.schema import Source, has_stacks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -225,6 +226,13 @@ class MemoryOfRun(Protocol):
         """Return the range of the fullest rank's peak with *count* micro-batches, and if it fits; None: unknown."""
 
 
+class LineReader(Protocol):
+    """What reads the lines of the program at places of a rank (``metrics.host.time_by_activity.HOST_PLACES``)."""
+
+    def __call__(self, rank: int, places: pl.DataFrame) -> Mapping[tuple[int, int], str] | None:
+        """Return the line of each place in a recorded function by its start and end; None if it cannot be read."""
+
+
 class Finder(Protocol):
     """What looks for findings in an analysis: a class of findings, or an entry of a catalogue of them."""
 
@@ -303,6 +311,8 @@ class Analysis(BaseAnalysis):
     """Single events of each rank, for the page; empty for runs of more ranks than can be kept."""
     role_results: RoleResults = field(default_factory=RoleResults)
     """Roles, weight updates and iterations of a run whose ranks have several processes."""
+    read_lines: LineReader | None = None
+    """Reads the lines of the program at a rank's places, from stacks that were not read with its events."""
     advice: tuple[Alternative, ...] = ()
     """Entries that the caller, or an installed package, added to the catalogue of alternatives."""
     rooms: ClassVar[Rooms] = Rooms()
@@ -326,6 +336,31 @@ class Analysis(BaseAnalysis):
     def critical_path(self) -> CriticalPath | None:
         """The critical path across ranks, computed when it is first used; None if it was read from JSON."""
         return None if self.described_path is None else self.described_path()
+
+    def with_lines(self, places: Sequence[Place]) -> tuple[Place, ...] | None:
+        """Return places of the host with the lines of the program, from stacks that were recorded and not read.
+
+        None if there are no such stacks, or they cannot be read.
+        """
+        ranks_with_stacks = {source.rank for source in self.sources if has_stacks(source)}
+        lines_by_rank = {}
+        for rank in ranks_with_stacks.intersection(place.rank for place in places):
+            of_rank = self.tables["host_places"].filter(pl.col("rank") == rank)
+            lines = None if self.read_lines is None else self.read_lines(rank, of_rank)
+            if lines is None:
+                return None
+            lines_by_rank[rank] = lines
+        if not lines_by_rank:
+            return None
+        return tuple(
+            msgspec.structs.replace(
+                place,
+                source=lines_by_rank.get(place.rank, {}).get(
+                    (place.start_ns, place.end_ns), place.source
+                ),
+            )
+            for place in places
+        )
 
     @property
     def world_size(self) -> int | None:

@@ -363,7 +363,7 @@ class Tools:
     def _analysis(self, path: str, **options: Any) -> Analysis:
         from tracekit.run.analyze import analyze
 
-        return analyze(self._inside(path), workers=1, stacks=None, **options)
+        return analyze(self._inside(path), workers=1, **options)
 
     def _inside(self, path: str) -> str:
         """Return the resolved *path* if it and all links in it lead into one of the folders."""

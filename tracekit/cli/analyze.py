@@ -236,7 +236,7 @@ def run(
         changes=change or (),
         timeline=has_page,
         # Source lines of the places; else only if a finding asks for them.
-        stacks=True if has_page or finding_number is not None else None,
+        stacks=has_page,
         by=by,
         pipeline=pipeline,
         gpu=gpu,

@@ -8,13 +8,19 @@ work and the host's own time without them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import polars as pl
 
 from tracekit._util.text import percent, short_ms
 from tracekit.documents.analysis import Budget, ChangedStep
-from tracekit.documents.findings import MAX_PLACES_PER_FINDING, MIN_SHARE_TO_SHOW, Finding, Place
+from tracekit.documents.findings import (
+    MAX_PLACES_PER_FINDING,
+    MIN_SHARE_TO_SHOW,
+    Effect,
+    Finding,
+    Place,
+)
 from tracekit.findings.context import Context, places_of, saved_range_ns
 from tracekit.findings.kind import FindingKind, RunFacts
 from tracekit.findings.phrases import graphs, how_often, or_unknown
@@ -895,12 +901,26 @@ def _activity(
         idle_ns = means.value(code, "idle_ns")
         copied_ns = means.gpu_ns - gpu_ns
         cost_ns = min(cost_ns, max(idle_ns + copied_ns, saves_ns))
-    kind = _kind_of_activity(context, code, row)
-    is_made_by_unknown = kind in (ExplicitSync, SyncInRange) and context.has_unread_stacks
+    effect = Effect(
+        cost_ns=round(cost_ns),
+        share=context.share(cost_ns),
+        saves_ns=saves_ns,
+        saves_range_ns=saves_range_ns,
+        certain="bounded",
+    )
+    places = _places(context, code)
+    kind = _kind_of_activity(context, code, row, places)
+    places_with_lines = None
+    if kind in NAMED_BY_STACKS and effect.effect_share >= MIN_SHARE_TO_SHOW:
+        places_with_lines = context.analysis.with_lines(places)
+    stacks_read = places_with_lines is not None or not context.has_unread_stacks
+    if places_with_lines is not None:
+        places = places_with_lines
+        kind = _kind_of_activity(context, code, row, places, stacks_read=True)
     return kind(
         cost_ns=round(cost_ns),
         share=context.share(cost_ns),
-        where=_places(context, code),
+        where=places,
         host_ns=round(row["host_ns"]),
         idle_ns=round(row["idle_ns"]),
         idle_after_ns=max(round(cost_ns - row["idle_ns"]), 0),
@@ -910,7 +930,8 @@ def _activity(
         name=row["name"],
         op=row["op"],
         is_pytorch=context.runs_pytorch,
-        stacks_not_read=kind is PythonStacksNotRead or is_made_by_unknown,
+        stacks_not_read=kind is PythonStacksNotRead
+        or (kind in (ExplicitSync, SyncInRange) and not stacks_read),
         change=None if predicted is None else change,
         saves_ns=saves_ns,
         saves_range_ns=saves_range_ns,
@@ -928,14 +949,22 @@ def _change_without_waits(context: Context, row: dict[str, object]) -> Change:
 
 
 def _kind_of_activity(
-    context: Context, code: str, row: dict[str, object]
+    context: Context,
+    code: str,
+    row: dict[str, object],
+    places: Sequence[Place],
+    *,
+    stacks_read: bool = False,
 ) -> type[RemovableActivity]:
-    """Return the class of the finding about an activity."""
+    """Return the class of the finding about an activity, by what is known of its *places*.
+
+    *stacks_read* if their stacks were read just now.
+    """
     name = str(row["name"] or "")
     if code == "host_sync":
         op = None if row["op"] is None else str(row["op"])
         kind = KINDS_OF_SYNC[who_waits(context, op, name, float(str(row["count"])))]
-        waits = [wait for wait in _places(context, code) if wait.name == name]
+        waits = [wait for wait in places if wait.name == name]
         is_in_range = bool(waits) and waits[0].is_in_range
         return SyncInRange if kind is ExplicitSync and is_in_range else kind
     if code == "allocator":
@@ -943,7 +972,7 @@ def _kind_of_activity(
     if code == "data_loading":
         return DataLoading if "MultiProcessing" in name else DataLoadingWithoutWorkers
     if code == "python":
-        return _kind_of_python(context)
+        return _kind_of_python(context, places, stacks_read=stacks_read)
     return KINDS_OF_ACTIVITY[code]
 
 
@@ -962,27 +991,21 @@ KINDS_OF_SYNC: dict[str, type[HostSync]] = {
     "": HostSync,
 }
 """Class of a synchronisation by what asks for it (``synchronisations.who_waits``)."""
+NAMED_BY_STACKS = (PythonStacksNotRead, PythonOutsideStacks, ExplicitSync, SyncInRange)
+"""Classes that name a function of the program if stacks were recorded: they are read for it if it is shown."""
 
 
-def _kind_of_python(context: Context) -> type[Python]:
+def _kind_of_python(
+    context: Context, places: Sequence[Place], *, stacks_read: bool
+) -> type[Python]:
     """Return the class by what is known of the Python code in which the host is."""
-    if any(longest.source for longest in _places(context, "python")):
+    if any(place.source for place in places):
         return PythonWithSource
     if not context.has_operators:
         return PythonWithoutOperators
-    if context.has_unread_stacks:
+    if context.has_unread_stacks and not stacks_read:
         return PythonStacksNotRead
     return PythonOutsideStacks if context.has_stacks else Python
-
-
-def asks_for_stacks(finding: Finding) -> bool:
-    """Return whether stacks that were recorded and not read would name a function of the finding.
-
-    >>> asks_for_stacks(Finding(code="python", cost_ns=1, share=0.1, evidence={"stacks_not_read": True}))
-    True
-    """
-    is_worth_it = finding.effect_share >= MIN_SHARE_TO_SHOW
-    return is_worth_it and bool(finding.evidence.get("stacks_not_read"))
 
 
 def _follow_each_other_soon(waits: float, time_ns: float) -> bool:

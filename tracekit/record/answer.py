@@ -74,7 +74,7 @@ def gather_tables(trace: Path | None) -> list[RankTables]:
     Return the tables of all ranks that have one on rank 0, an empty list elsewhere.
     """
     distributed = import_torch().distributed
-    own = None if trace is None else SourceWorker().source_tables(find(str(trace)).refs[0])[0]
+    own = None if trace is None else SourceWorker().measure(find(str(trace)).refs[0])[0]
     if not (distributed.is_available() and distributed.is_initialized()):
         return [] if own is None else [own]
     tables: list[RankTables | None] | None = None

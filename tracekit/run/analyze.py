@@ -6,12 +6,12 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace as replace_fields
 
 from tracekit._util.arguments import checked_path, checked_text, checked_words
-from tracekit._util.machine import give_back_memory
 from tracekit._util.workers import ItemResult, map_items
 from tracekit.align.steps import Steps, parse_steps
 from tracekit.analysis import Analysis
@@ -19,8 +19,6 @@ from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.classify import RuleBook
 from tracekit.errors import InputError, Notice, OptionError
-from tracekit.findings.collect import find
-from tracekit.findings.host import asks_for_stacks
 from tracekit.graph.change import parse_change
 from tracekit.late.find_recordings import recordings_beside
 from tracekit.memory.combine import combine_memory
@@ -35,6 +33,8 @@ from tracekit.results import AnalysisResult
 from tracekit.roles.combine import combine_roles, main_role
 from tracekit.run import driver
 from tracekit.run.measure import SourceWorker
+from tracekit.run.source_lines import SourceLines
+from tracekit.schema import has_read_stacks
 from tracekit.store.source_workers import map_sources, pipeline_map
 from tracekit.store.sources import OneRole, PathList, Paths, attach_named_capture, failure_notices
 from tracekit.store.trace import Trace
@@ -58,7 +58,7 @@ def analyze(
     gpu_rates: str | Path | None = None,
     advice: Sequence[Alternative] = (),
     timeline: bool = True,
-    stacks: bool | None = False,
+    stacks: bool = False,
     store: str | os.PathLike[str] | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -98,8 +98,9 @@ def analyze(
             ``tracekit.metrics.alternatives.Alternative``); one that raises is left out with a notice.
         timeline: Keep single events for the timeline of the page, in runs of up to 64 ranks;
             without them a page has no timeline, and less time and memory is needed.
-        stacks: Read Python frames, for the source lines on the page; takes as long again where
-            stacks were recorded. None reads them if a finding asks which function the CPU is in.
+        stacks: Read Python frames of all events, for the source lines on the page; takes as long again
+            where stacks were recorded. Without it they are read when a finding that names a
+            function is shown, of the ranks of its places.
         store: Store to write the traces to, as ``ingest`` does, and to analyse.
         resume: Continue a store that was interrupted.
         overwrite: Replace the store that is there.
@@ -140,7 +141,7 @@ def analyze(
             ranks=ranks,
             workers=workers,
             executor=executor,
-            stacks=bool(stacks),
+            stacks=stacks,
             resume=resume,
             overwrite=overwrite,
         )
@@ -154,55 +155,45 @@ def analyze(
         lenient=run_input.on_damage == "warn",
         by=by,
         keep_events=timeline,
-        stacks=bool(stacks),
+        stacks=stacks,
         gpu=gpu,
         advice=own_advice,
     )
     roles_named_by_caller = isinstance(traces, Mapping)
-
-    def measure_and_combine(worker: SourceWorker) -> AnalysisResult:
-        """Return the result of what this worker measures."""
-        measured = _measure_run(
-            run_input,
-            worker,
-            capture=capture,
-            workers=workers,
-            executor=executor,
-            named=roles_named_by_caller,
-        )
-        combine_tables = partial(
-            combine,
-            paths=run_input.original_paths or measured.paths,
-            combine_memory=combine_memory,
-            map_function=pipeline_map(workers, executor),
-        )
-        # The caller's options describe the main role (schedule, layout, pipeline) or ask about it
-        # (changes, what-if): its figures are the result's own. Notices from reading
-        # are listed once, with them. Every other role is compared with the schedule that is
-        # recognised in it, unless no comparison is wanted at all.
-        analysis = _combine_by_role(
-            measured.ranks,
-            combine_main=partial(
-                combine_tables,
-                notices=(*measured.notices, *advice_notices),
-                schedule=schedule,
-                layout=layout,
-                what_if=what_if,
-                changes=parsed_changes,
-                pipeline=pipeline,
-            ),
-            combine_other=partial(
-                combine_tables, schedule="none" if schedule == "none" else "auto"
-            ),
-            named=roles_named_by_caller,
-        )
-        return AnalysisResult.of(replace(analysis, advice=own_advice.entries))
-
-    result = measure_and_combine(worker)
-    if stacks is None and any(map(asks_for_stacks, result.once(find))):
-        return measure_and_combine(replace(worker, stacks=True))
-    give_back_memory()  # of the replays that findings rest on
-    return result
+    measured = _measure_run(
+        run_input,
+        worker,
+        capture=capture,
+        workers=workers,
+        executor=executor,
+        named=roles_named_by_caller,
+    )
+    combine_tables = partial(
+        combine,
+        paths=run_input.original_paths or measured.paths,
+        combine_memory=combine_memory,
+        map_function=pipeline_map(workers, executor),
+    )
+    # The caller's options describe the main role (schedule, layout, pipeline) or ask about it
+    # (changes, what-if): its figures are the result's own. Notices from reading
+    # are listed once, with them. Every other role is compared with the schedule that is
+    # recognised in it, unless no comparison is wanted at all.
+    run = _combine_by_role(
+        measured.ranks,
+        combine_main=partial(
+            combine_tables,
+            notices=(*measured.notices, *advice_notices),
+            schedule=schedule,
+            layout=layout,
+            what_if=what_if,
+            changes=parsed_changes,
+            pipeline=pipeline,
+        ),
+        combine_other=partial(combine_tables, schedule="none" if schedule == "none" else "auto"),
+        named=roles_named_by_caller,
+        read_lines=not stacks,
+    )
+    return AnalysisResult.of(replace(run, advice=own_advice.entries))
 
 
 def _check_options(
@@ -292,8 +283,13 @@ def _through_store(
     )
 
 
-MeasuredRank = tuple[str | None, RankTables]
-"""Role and tables of a rank."""
+class MeasuredRank(NamedTuple):
+    """One rank, measured by itself."""
+
+    role: str | None
+    tables: RankTables
+    ref: SourceRef | None
+    """Where it was read; None for a trace in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +316,7 @@ def _measure_run(
     *named* if the caller of ``analyze`` named the roles.
     """
     if isinstance(run_input.traces, Trace):
-        return _measure_trace(run_input.traces, worker)
+        return _ranks_of_trace(run_input.traces, worker)
     strict = run_input.on_damage == "error"
     discovery = driver.find_sources(
         run_input.traces, ranks=worker.ranks, rank=run_input.file_rank, strict=strict
@@ -351,7 +347,7 @@ def _tables_of_sources(
     results = []
     if others:
         measured = map_sources(
-            worker.source_tables,
+            worker.measure,
             [refs[index] for index in others],
             workers=workers,
             executor=executor,
@@ -375,6 +371,7 @@ def _combine_by_role(
     combine_main: Callable[..., Analysis],
     combine_other: Callable[..., Analysis],
     named: bool,
+    read_lines: bool,
 ) -> Analysis:
     """Combine the ranks of each role, then the roles.
 
@@ -383,11 +380,15 @@ def _combine_by_role(
         combine_main: ``combine`` with the options for the main role.
         combine_other: ``combine`` with the options for every other role.
         named: Whether the caller of ``analyze`` named the roles.
+        read_lines: Read the lines of the program at the places of findings when these are made.
 
     """
     tables_by_role: dict[str, list[RankTables]] = {}
-    for role, rank_tables in ranks:
-        tables_by_role.setdefault(role or "", []).append(rank_tables)
+    refs_by_role: dict[str, dict[int, SourceRef]] = {}
+    for role, tables, ref in ranks:
+        tables_by_role.setdefault(role or "", []).append(tables)
+        if ref is not None:
+            refs_by_role.setdefault(role or "", {})[tables.source.rank] = ref
     main = main_role(tables_by_role)
     analyses = {
         role: combine_other(tables, best_changes=False)
@@ -397,6 +398,8 @@ def _combine_by_role(
     # A role alone does not show what the others would hold back.
     is_only_role = not analyses
     analyses[main] = combine_main(tables_by_role[main], best_changes=is_only_role)
+    for role, refs in refs_by_role.items() if read_lines else ():
+        analyses[role] = replace(analyses[role], read_lines=SourceLines.of(refs))
     return combine_roles(analyses, tables_by_role, main=main, named=named)
 
 
@@ -405,8 +408,8 @@ def _check_capture_used(capture: PathList | None, ranks: Sequence[MeasuredRank])
     if capture is None:
         return
     notices: list[Notice] = []
-    for _, tables in ranks:
-        notices += tables.notices
+    for rank in ranks:
+        notices += rank.tables.notices
     if any(notice.code == "capture-joined" for notice in notices):
         return
     for notice in notices:
@@ -417,8 +420,8 @@ def _check_capture_used(capture: PathList | None, ranks: Sequence[MeasuredRank])
     raise InputError("the traces replay no graph", hint="leave --capture out")
 
 
-def _measure_trace(trace: Trace, worker: SourceWorker) -> _MeasuredRanks:
-    """Measure the ranks of a trace in memory."""
+def _ranks_of_trace(trace: Trace, worker: SourceWorker) -> _MeasuredRanks:
+    """Return the measured ranks of a trace in memory."""
     parts = [
         part for part in trace.parts if worker.ranks is None or part.source.rank in worker.ranks
     ]
@@ -428,8 +431,9 @@ def _measure_trace(trace: Trace, worker: SourceWorker) -> _MeasuredRanks:
     worker = worker.for_ranks(len(parts))
     ranks: list[MeasuredRank] = []
     for part in parts:
-        tables = worker.measure(worker.label(part), worker.frames_of(part))
-        ranks.append((part.source.role, tables))
+        # What is in memory is not read again: its stacks, if it has them, are of use at once.
+        of_part = replace(worker, stacks=worker.stacks or has_read_stacks(part.source))
+        ranks.append(MeasuredRank(part.source.role, of_part.measure_events(part), ref=None))
     return _MeasuredRanks(
         ranks=_without_copies(ranks, trace.notices),
         paths=[part.source.path for part in parts],
@@ -452,9 +456,10 @@ def _check_results(
     measured: list[MeasuredRank] = []
     for result in results:
         if result.error is None:
-            measured += [(result.item.role, tables) for tables in result.unwrap()]
+            ref = result.item
+            measured += [MeasuredRank(ref.role, tables, ref) for tables in result.unwrap()]
     spans: list[driver.Span] = []
-    for role, tables in measured:
+    for role, tables, _ in measured:
         first = tables.steps["start_ns"].min()
         last = tables.steps["end_ns"].max()
         spans.append((msgspec.structs.replace(tables.source, role=role), first, last))  # type: ignore[arg-type]
@@ -470,7 +475,7 @@ def _without_copies(ranks: Sequence[MeasuredRank], notices: Sequence[Notice]) ->
     for notice in notices:
         if notice.code == "copied-ranks":
             copied_files.update(notice.values["files"])  # type: ignore[arg-type]
-    originals = [rank for rank in ranks if rank[1].source.path not in copied_files]
+    originals = [rank for rank in ranks if rank.tables.source.path not in copied_files]
     if ranks and not originals:
         first = next(notice for notice in notices if notice.code == "copied-ranks")
         hint = "name the file that each rank's profiler wrote"

@@ -41,7 +41,7 @@ _IS_FRAME = pl.col("kind") == "python"
 
 @dataclass(frozen=True, slots=True)
 class SourceWorker:
-    """Reads and measures sources as the options say; picklable, so that ``source_tables`` can run on any executor."""
+    """Reads and measures sources as the options say; picklable, so that ``measure`` can run on any executor."""
 
     rules: str | Path | RuleBook | None = None
     steps: str | None = None
@@ -85,7 +85,11 @@ class SourceWorker:
             rank, labelled=labelled, rules=self.rules, all_columns=self.by is not None
         )
 
-    def measure(self, labelled_rank: LabelledRank, frames: pl.DataFrame | None) -> RankTables:
+    def measure_events(self, rank: RankEvents) -> RankTables:
+        """Label and measure one rank whose events are in memory."""
+        return self._tables(self.label(rank), self._frames_of(rank))
+
+    def _tables(self, labelled_rank: LabelledRank, frames: pl.DataFrame | None) -> RankTables:
         """Measure one rank that is labelled."""
         tables = measure_rank(
             labelled_rank,
@@ -99,7 +103,7 @@ class SourceWorker:
         )
         return _with_compressed_graph(tables) if self.compress_graph else tables
 
-    def source_tables(self, ref: SourceRef) -> list[RankTables]:
+    def measure(self, ref: SourceRef) -> list[RankTables]:
         """Read and measure one source; return the tables of each of its ranks.
 
         Labels in a store are used unless other rules are given, and its tables unless steps are
@@ -161,7 +165,7 @@ class SourceWorker:
             rank = _rank_of(ref)
             events = store.rank(rank)
             labelled_rank = self.label(events, store.labelled(rank))
-            return [self.measure(labelled_rank, self.frames_of(events))]
+            return [self._tables(labelled_rank, self._frames_of(events))]
         parts = read_ref(
             ref,
             ranks=self.ranks,
@@ -172,7 +176,7 @@ class SourceWorker:
         tables = []
         while parts:  # a rank's events are let go when it is labelled, before it is measured
             labelled_rank, frames = self._label_without_frames(parts.pop(0))
-            tables.append(self.measure(labelled_rank, frames))
+            tables.append(self._tables(labelled_rank, frames))
         return tables
 
     def _label_without_frames(self, rank: RankEvents) -> tuple[LabelledRank, pl.DataFrame | None]:
@@ -184,9 +188,9 @@ class SourceWorker:
             return self.label(rank), None
         is_module = pl.col("name").cast(pl.String).str.starts_with(MODULE_PREFIX)
         plain = replace(rank, events=rank.events.filter(~_IS_FRAME | is_module))
-        return self.label(plain), self.frames_of(rank)
+        return self.label(plain), self._frames_of(rank)
 
-    def frames_of(self, rank: RankEvents) -> pl.DataFrame | None:
+    def _frames_of(self, rank: RankEvents) -> pl.DataFrame | None:
         """Return the Python frames of a rank, if source lines are wanted."""
         return rank.events.filter(_IS_FRAME) if self.stacks else None
 
@@ -202,7 +206,7 @@ class SourceWorker:
         """Return the rank's single events for the page, which the store's tables leave out."""
         events = store.rank(rank)
         waiting_calls = find_waiting_calls(find_calls(events.events))
-        return rank_timeline(events, store.labelled(rank), waiting_calls, self.frames_of(events))
+        return rank_timeline(events, store.labelled(rank), waiting_calls, self._frames_of(events))
 
 
 def _is_rank_of_store(ref: SourceRef) -> bool:

@@ -16,9 +16,7 @@ from tracekit.synthetic.files import write_run
 
 def of_run(path):
     """Return the pipeline tables of the ranks, and the pipelines with their steps."""
-    tables = [
-        table for ref in find_sources(path).refs for table in SourceWorker().source_tables(ref)
-    ]
+    tables = [table for ref in find_sources(path).refs for table in SourceWorker().measure(ref)]
     ranks = {table.source.rank: table.pipeline for table in tables}
     lines = find_parallel_groups(list(ranks.values())).pipelines
     steps = [

@@ -34,9 +34,7 @@ def tables(tmp_path_factory):
         factor = {0: 1.5, 1: 1.5} if number == 3 else {}
         recipe = Recipe(plan, replicas=PIPELINES, steps=2, layers=1, ep_ns=0, stage_factor=factor)
         write_run(recipe, target, ranks=[number, number + PIPELINES])
-    return [
-        table for ref in find_sources(target).refs for table in SourceWorker().source_tables(ref)
-    ]
+    return [table for ref in find_sources(target).refs for table in SourceWorker().measure(ref)]
 
 
 @pytest.fixture

@@ -299,7 +299,7 @@ def measure_rank(
     other_steps = labelled if len(labelled) > len(gpu_events) else None
     in_full_queue = waits_for_queue(host.calls, gpu_events)
     waiting_calls = find_waiting_calls(host.calls, gpu_events, in_full_queue=in_full_queue)
-    tables = _measure_gpu_events(
+    tables = _tables_of_gpu_events(
         rank,
         gpu_events,
         step_table,
@@ -417,7 +417,7 @@ def _number_steps_with_lost(
     return numbered.filter(~is_lost), numbered.filter(is_lost), notices
 
 
-def _measure_gpu_events(
+def _tables_of_gpu_events(
     rank: RankEvents,
     gpu_events: pl.DataFrame,
     steps: pl.DataFrame,
@@ -432,7 +432,7 @@ def _measure_gpu_events(
     frames: pl.DataFrame | None,
     advice: OwnAdvice,
 ) -> RankTables:
-    """Measure the labelled GPU events of the selected steps, over the whole window and by step.
+    """Return the tables of the labelled GPU events of the selected steps, over the whole window and by step.
 
     The pipeline, what side rooms measure and the notices are added by ``measure_rank``. *other_steps* are the GPU
     events of all steps, if not all were selected: some may run while a selected step does. *launch_ns*
@@ -448,7 +448,7 @@ def _measure_gpu_events(
     idle_gaps = add_time_inside_launches(
         host.calls, gpu_events, gaps(gpu_events, lanes, unrecorded=recording.unrecorded)
     )
-    window = by_step = _measure_parts(work, lanes, None, recording)
+    window = by_step = _measures_of_parts(work, lanes, None, recording)
     link_gb_s = None if device is None else host_link_gb_s(device)
     copy_table = copies(window.labels, lanes.exposed, link_gb_s=link_gb_s)
     hiding = measure_overlap_costs(gpu_events, lanes, texts=work.texts)
@@ -483,7 +483,7 @@ def _measure_gpu_events(
     if len(steps) > 1:
         del lanes, all_lanes
         lanes = Lanes.of(gpu_events, parts=len(steps), part="part")
-        by_step = _measure_parts(work, lanes, "part", recording)
+        by_step = _measures_of_parts(work, lanes, "part", recording)
 
     product_table, rates = products(
         gpu_events, device=device, multiprocessors=rank.source.multiprocessors, texts=work.texts
@@ -560,8 +560,10 @@ def _sole_gpu_number(gpu_events: pl.DataFrame) -> int | None:
     return int(numbers[0]) if len(numbers) == 1 and numbers[0] is not None else None
 
 
-def _measure_parts(work: Rank, lanes: Lanes, part: str | None, recording: Completeness) -> Measures:
-    """Measure each part of a rank.
+def _measures_of_parts(
+    work: Rank, lanes: Lanes, part: str | None, recording: Completeness
+) -> Measures:
+    """Return the measures of each part of a rank.
 
     *part* is the column that numbers the parts, None for the whole window.
     """

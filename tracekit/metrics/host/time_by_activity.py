@@ -145,7 +145,7 @@ def measure_host_time(
         places.append(_longest_places(code, start_ns, end_ns, named, timed))
     all_places = pl.concat(places) if places else HOST_PLACES.to_frame()
     threads = {thread for table in tables for thread in table.threads}
-    with_lines = _with_lines(all_places, frames.on_threads(np.array([*threads])))
+    with_lines = add_lines(all_places, frames.on_threads(np.array([*threads])))
     with_lines = _with_ranges(with_lines, host.ranges)
     all_times = pl.concat(times) if times else HOST_TIME.to_frame()
     return all_times, with_lines, _by_operator(stretches, ranges)
@@ -518,11 +518,11 @@ def _names_at(ranges: pl.DataFrame, times_ns: Ints) -> pl.Series:
     return names.set(~pl.Series(is_open), None)
 
 
-def _with_lines(places: pl.DataFrame, frames: NamedRows) -> pl.DataFrame:
-    """Return the places with the innermost frame of the program that was open in the middle of each.
+def add_lines(places: pl.DataFrame, frames: NamedRows) -> pl.DataFrame:
+    """Return the places (``HOST_PLACES``) with the innermost frame of the program that was open in the middle of each.
 
     Of synchronisations at their start, because the host may have gone on elsewhere while the GPU had no
-    work. None if only modules were recorded.
+    work. Without frames of functions the places stay as they are.
     """
     functions = frames.select(~frames.named(HOST_ACTIVITIES["module_call"]))
     if not len(functions) or places.is_empty():

@@ -71,7 +71,7 @@ def explain_finding(analysis: Analysis, number: int) -> str:
     starts = dict(
         analysis.tables["timeline"].group_by("rank").agg(pl.col("start_ns").min()).iter_rows()
     )
-    for example in finding.where:
+    for example in analysis.with_lines(finding.where) or finding.where:
         step = "" if example.step is None else f" step {example.step}"
         source = f"  {terminal(example.source)}" if example.source else ""
         length = short_ms(example.end_ns - example.start_ns)
