@@ -31,6 +31,7 @@ def kernels(*rows):
             "name": label,
             "stream_before": i - 1,
             "other_before": -1,
+            "held_by": 1,
             "launch_before": i - 1,
             "released_by": -1,
             "queue_before": -1,

@@ -141,4 +141,5 @@ def test_what_is_unmapped_leaves_what_lies_around_it(removed, left):
 )
 def test_the_last_event_of_another_stream_to_end_before_may_have_been_waited_for(events, other):
     stream, start, end = np.array(events).T
-    assert last_of_other_stream(stream, start * 1_000, end * 1_000).tolist() == other
+    unknown = np.zeros(len(stream), np.int64), np.zeros(len(stream), np.bool_)
+    assert last_of_other_stream(stream, start * 1_000, end * 1_000, *unknown).tolist() == other

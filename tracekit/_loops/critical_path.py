@@ -25,15 +25,14 @@ _LAUNCH = cython.declare(cython.int, 2)
 _BEGIN = cython.declare(cython.int, 3)
 # of ``delays``,
 _LATENCY = cython.declare(cython.int, 0)
-_GAP = cython.declare(cython.int, 1)
-_WAITING = cython.declare(cython.int, 2)
-_AFTER_RELEASE = cython.declare(cython.int, 3)
-_TRANSFER = cython.declare(cython.int, 4)
+_GAP = cython.declare(cython.int, 1)  # and the row behind it
+_WAITING = cython.declare(cython.int, 3)
+_AFTER_RELEASE = cython.declare(cython.int, 4)
+_TRANSFER = cython.declare(cython.int, 5)
 # of ``replayed``,
 _START_HELD_BY = cython.declare(cython.int, 3)
 _LAUNCH_HELD_BY = cython.declare(cython.int, 4)
 # of ``before`` (the first two are events of streams),
-_OTHER_BEFORE = cython.declare(cython.int, 1)
 _LAUNCH_BEFORE = cython.declare(cython.int, 2)
 _RELEASED_BY = cython.declare(cython.int, 3)
 _QUEUE_BEFORE = cython.declare(cython.int, 4)
@@ -98,11 +97,11 @@ def replay_events(
         times: Measured times of each event on one clock: start; end; launch (``NO_LIMIT``: not
             known); begin (first start on its rank, before which nothing of the rank starts that
             waits for nothing).
-        delays: Figures durations around each event: latency (from its launch to its start, if
-            nothing else holds it back); gap (from the end of the GPU work before it to its start,
-            likewise); waiting (time since the launch before in which the host waited for the GPU or
-            for a batch); after release (time of the host from the event that releases it to the
-            launch); transfer (from the arrival of the last member to its end).
+        delays: Durations around each event: from its launch to its start, if nothing else holds it
+            back; likewise from the end of the event before it on its stream; likewise from the end of
+            the event of another stream; waiting (time since the launch before in which the host waited
+            for the GPU or for a batch); after release (time of the host from the event that releases
+            it to the launch); transfer (from the arrival of the last member to its end).
         before: What each event waits for, -1: nothing: event of the same stream; event of another
             stream; event launched before it by the same host; GPU event whose end let the host go
             on to its launch; GPU event whose end made room in the launch queue; event launched
@@ -225,14 +224,8 @@ def _replay_start(
             previous_end = _replayed_end(
                 previous, times, delays, factors, decisive, replayed, arrivals
             )
-            previous_end += min(start - times[_END, previous], 0) + delays[_GAP, event]
-            # A message waits for its data: that counts if work on its own stream ended with it.
-            is_data_of_message = k == _OTHER_BEFORE and decisive[event] >= 0
-            if (
-                previous_end > ready
-                or held_by < 0
-                or (is_data_of_message and previous_end == ready)
-            ):
+            previous_end += min(start - times[_END, previous], 0) + delays[_GAP + k, event]
+            if previous_end > ready or held_by < 0:
                 ready = previous_end
                 held_by = previous
     replayed[_START_HELD_BY, event] = held_by

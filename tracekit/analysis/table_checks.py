@@ -154,7 +154,7 @@ def check_graph_events(events: pl.DataFrame, *, parts: int) -> None:
     if events.schema != EVENTS_WITH_REMEDIES:
         raise ValueError(f"{name} have other columns than tracekit writes")
     check_values(events, EVENTS_WITH_REMEDIES, name=name, parts=parts)
-    required = ("label", "blocked_ns", "loading_ns", "after_release_ns", *BEFORE)
+    required = ("label", "held_by", "blocked_ns", "loading_ns", "after_release_ns", *BEFORE)
     if any(events.get_column(column).null_count() for column in required):
         raise ValueError(f"{name} have rows without a value")
     for column in BEFORE:

@@ -224,14 +224,6 @@ MIN_FREE_HOST_SHARE = 0.15
 """Smallest share of the recorded time of the host between two launches that is left without the
 profiler. From the first six loops of the recording's cost, 2026-11-18."""
 
-USUAL_KERNEL_GAP_NS = 1_200
-"""Time between two kernels of a stream where the second was launched in time and the trace has no
-such pair. From the loops of the recording's cost, 2026-11-18."""
-
-USUAL_LATENCY_NS = 5_000
-"""Time from a launch to the start of its kernel where the trace has none that started at once. From
-the loops of the recording's cost, 2026-11-18."""
-
 FREE_COST_RANGE = (1.1, 0.8)
 """Parts of the recording's likely cost that are given back for the low and the high end of the
 range of the step without the profiler. From the loops of the recording's cost and 37 others: with these and the

@@ -38,8 +38,6 @@ from tracekit.documents.analysis import Budget, StepTime
 from tracekit.graph.constants import (
     MIN_FREE_HOST_SHARE,
     RANKS_LOADED_TOGETHER,
-    USUAL_KERNEL_GAP_NS,
-    USUAL_LATENCY_NS,
     WORK_STATE_EXPONENT,
 )
 from tracekit.graph.loadable import GraphTables
@@ -47,6 +45,13 @@ from tracekit.graph.merged_events import MergedEvents, merge_events
 from tracekit.graph.rank_events import BEFORE, GAPS_WITHIN, HOST_WORK
 from tracekit.intervals import Intervals, union
 from tracekit.metrics.label_intervals import COMPUTE_SET, Lanes
+from tracekit.metrics.start_constraints import (
+    LAUNCH,
+    OTHER_STREAM,
+    STREAM,
+    ReadyTimes,
+    usual_reactions,
+)
 from tracekit.metrics.step_time import find_unusual, mean_budget, step_budgets
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 
@@ -314,32 +319,38 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     def _delays(self) -> tuple[Ints, ...]:
         """Delays of events as ``replay_events`` takes them.
 
-        What held an event back last tells its own delay: the latency of its launch or the gap after
-        the GPU work before. The other one is what it usually is on this rank, and at most what was
-        left.
+        After what held it back an event started when it did. Without that it would have started in the
+        time that is usual on its rank after the others, and before it did.
         """
         has_launch = self.launch != NO_LIMIT
-        follows_work: Bools = np.logical_or(*(self.before[:2] >= 0))
-        since_launch = self.start - np.where(has_launch, np.minimum(self.launch, self.start), 0)
-        since_work = self.start - self.gpu_ready
-        launched_last = has_launch & (~follows_work | (since_launch <= since_work))
-        latency = since_launch.copy()
-        gap = since_work.copy()
+        ready = ReadyTimes.of(
+            self.start, self.end, self.launch, has_launch, (self.before[0], self.before[1])
+        )
+        held_by = self.events["held_by"].to_numpy()
+        reactions = np.stack([self.start - ready_ns for ready_ns in ready])
         for first, end in pairwise(
             np.searchsorted(self.rank_index, np.arange(len(self.ranks) + 1))
         ):
-            launched = launched_last[first:end]
-            follows = follows_work[first:end]
-            held_by_launch = first + np.flatnonzero(launched)
-            held_by_work = first + np.flatnonzero(follows & ~launched)
-            # What follows no recorded work may have waited for work from before the recording.
-            shows_latency = first + np.flatnonzero(launched & follows)
-            usual_latency = _lower_quartile(since_launch[shows_latency], USUAL_LATENCY_NS)
-            usual_gap = _lower_quartile(since_work[held_by_work], USUAL_KERNEL_GAP_NS)
-            gap[held_by_launch] = np.minimum(since_work[held_by_launch], usual_gap)
-            latency[held_by_work] = np.minimum(since_launch[held_by_work], usual_latency)
+            of_rank = slice(first, end)
+            usual = usual_reactions(
+                self.start[of_rank], ReadyTimes(*(ready_ns[of_rank] for ready_ns in ready))
+            )
+            for row, kind in enumerate((STREAM, LAUNCH, OTHER_STREAM)):
+                is_other_reason = held_by[of_rank] != kind
+                reaction_ns = reactions[row, of_rank]
+                reaction_ns[is_other_reason] = np.minimum(
+                    reaction_ns[is_other_reason] - 1, usual[row]
+                )
+        after_stream_ns, latency_ns, after_other_ns = reactions
         after_release_ns = self.events["after_release_ns"].to_numpy()
-        return latency, gap, self._waiting_ns, after_release_ns, self.transfer_ns
+        return (
+            latency_ns,
+            after_stream_ns,
+            after_other_ns,
+            self._waiting_ns,
+            after_release_ns,
+            self.transfer_ns,
+        )
 
     @cached_property
     def _waiting_ns(self) -> Ints:
@@ -646,14 +657,14 @@ class EventGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         before = inputs.before
         if gone is not None and gone.any():
             delays = delays.copy()
-            delays[:2, gone[by_time]] = 0  # latency and gap
+            delays[:3, gone[by_time]] = 0  # after the launch and after the work before
         if unwaited is not None and unwaited.any():
             delays = delays.copy()
             before = before.copy()
             # Room in the queue is needed all the same, and no time after it was seen.
             not_held = unwaited[by_time] & (before[BEFORE.index("released_by")] >= 0)
             before[BEFORE.index("released_by"), not_held] = -1
-            delays[3, not_held] = 0
+            delays[4, not_held] = 0
         if unloaded is not None and unloaded.any():
             before = before.copy()
             before[BEFORE.index("loader_before"), unloaded[by_time]] = -1
@@ -740,11 +751,6 @@ def _rows_behind(first_row: pl.Expr | pl.Series) -> pl.Expr:
     """Return ``BEFORE`` of events that stand behind *first_row* others."""
     before = pl.col(BEFORE)
     return pl.when(before >= 0).then(before + first_row).otherwise(-1)
-
-
-def _lower_quartile(times_ns: Ints, default_ns: int) -> int:
-    """Return the lower quartile of *times_ns*; the default if there are none."""
-    return round(float(np.quantile(times_ns, 0.25))) if len(times_ns) else default_ns
 
 
 def _host_around(rank: GraphTables) -> pl.DataFrame:

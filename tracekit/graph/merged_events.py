@@ -20,7 +20,7 @@ from tracekit._util.arrays import AnyInts, Bools, Int32s, Ints, group_rows
 from tracekit._util.columns import to_int64, with_nulls
 from tracekit.graph.constants import MIN_FREE_HOST_SHARE
 from tracekit.graph.rank_events import BEFORE, GAPS_WITHIN, HOST_WORK
-from tracekit.metrics.start_constraints import MAX_BACK_TO_BACK_NS
+from tracekit.metrics.start_constraints import MAX_BACK_TO_BACK_NS, STREAM
 
 KIND = ("label", "name", "module", "op")
 """Columns in which joined events are equal: changes and findings select events by them."""
@@ -89,12 +89,14 @@ def merge_events(
     before["stream_before"][is_inner] = blocks.previous[is_inner]
     before["launch_before"][is_inner] = blocks.previous[is_inner]
     before["other_before"][is_inner] = -1
+    held_by = np.where(is_inner, STREAM, kept["held_by"].to_numpy()).astype(np.int8)
     launch_ns = events["launch_ns"][chain[blocks.first]]
     merged = kept.with_columns(
         _recording_of_blocks(events, launched_next, rank, rank[blocks.first]),
         start_ns=pl.Series(blocks.start_ns),
         end_ns=pl.Series(blocks.end_ns),
         launch_ns=launch_ns,
+        held_by=pl.Series(held_by),
         **{name: pl.Series(rows.astype(np.int32)) for name, rows in before.items()},
         **{GAPS_WITHIN: pl.Series(blocks.gaps_ns)},
     )

@@ -10,7 +10,6 @@ that one can be taken away while the others stay.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,14 +22,7 @@ from tracekit.graph.constants import QUEUE_ENTRIES
 from tracekit.graph.recording_cost import RecordingCost
 from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.metrics.causes import Rank
-from tracekit.metrics.label_intervals import COMPUTE_SET
-from tracekit.metrics.start_constraints import (
-    END_TOLERANCE_NS,
-    MAX_BACK_TO_BACK_NS,
-    OTHER_STREAM,
-    last_of_other_stream,
-    previous_on_stream,
-)
+from tracekit.metrics.start_constraints import END_TOLERANCE_NS
 from tracekit.schema import COMMUNICATION_LABELS, LABELS
 
 BEFORE = (
@@ -54,6 +46,7 @@ RANK_EVENTS = pl.Schema(
         "chain": pl.Categorical(),  # operators around the launch, outermost first; without any the annotation
         "stream_before": pl.Int32(),  # row of the event before it on its stream; -1: none
         "other_before": pl.Int32(),  # row of the work of another stream that it may have waited for; -1: none
+        "held_by": pl.Int8(),  # what held its start back: index in ``start_constraints.CONSTRAINT_KINDS``
         "launch_before": pl.Int32(),  # row of the event launched before it; -1: none
         "released_by": pl.Int32(),  # row of the event whose end let the host go on to its launch; -1: none
         "queue_before": pl.Int32(),  # row of the event whose end made room in the launch queue; -1: none
@@ -93,22 +86,10 @@ def find_rank_events(
         recording: What the profiler cost its host; None: not known.
         loading: When its host waited for batches of other processes.
     """
-    rank = _with_launches_of_graphs(rank)
     start = rank.start_ns
     end = rank.end_ns
     launch = rank.launch_ns
     launched = rank.launched
-    constraints = rank.constraints
-    stream_before = previous_on_stream(constraints.stream, start, end)
-    other = last_of_other_stream(constraints.stream, start, end)
-    # What was launched later cannot have been waited for.
-    other[(other >= 0) & launched & launched[other] & (launch[other] > launch)] = -1
-    may_wait = constraints.may_wait
-    if not rank.waits_recorded:  # compute right behind its neighbour was held back by nothing else
-        may_wait = (stream_before < 0) | (start - end[stream_before] > MAX_BACK_TO_BACK_NS)
-    other[rank.labels(*COMPUTE_SET) & ~may_wait] = -1
-    is_held = (constraints.kind == OTHER_STREAM) & (constraints.blocker >= 0)
-
     # The host's launches in order, and the calls between them in which it waited for the GPU.
     order = np.flatnonzero(launched)
     order = order[np.argsort(launch[order], kind="stable")]
@@ -155,8 +136,9 @@ def find_rank_events(
             "label": pl.Series(LABELS, dtype=RANK_EVENTS["label"])[rank.label],
             **{name: rank.labelled[name].cast(pl.Categorical) for name in ("name", "module", "op")},
             "chain": rank.labelled["chain"].fill_null(rank.labelled["annotation"]),
-            "stream_before": stream_before,
-            "other_before": np.where(is_held, constraints.blocker, other),
+            "stream_before": rank.constraints.stream_before,
+            "other_before": rank.constraints.other_before,
+            "held_by": rank.constraints.kind,
             "launch_before": launch_before,
             "released_by": releases.released_by,
             "queue_before": _find_queue_before(rank, order, releases.queue_before),
@@ -231,27 +213,6 @@ def _find_queue_before(rank: Rank, order: Ints, seen_full: Ints) -> Ints:
         queue_before[last[is_hypothetical]] = first[is_hypothetical]
     has_ended = (queue_before >= 0) & (rank.end_ns[queue_before] <= rank.launch_ns)
     return np.where(has_ended | (seen_full >= 0), queue_before, -1)
-
-
-def _with_launches_of_graphs(rank: Rank) -> Rank:
-    """Return the rank with the work of graphs launched when the call for all of it returned, if that took long.
-
-    Until then the host is still launching it. What starts before that was launched by then.
-    """
-    labelled = rank.labelled
-    if "launch_end_ns" not in labelled.columns or labelled["launch_end_ns"].is_null().all():
-        return rank
-    of_graph = (pl.len().over("correlation") > 1) & (pl.col("correlation") >= 0)
-    first_ns = pl.col("start_ns").min().over("correlation")
-    returned_ns = pl.max_horizontal("launch_ns", pl.min_horizontal("launch_end_ns", first_ns))
-    is_slow = of_graph & pl.col("launch_ns").is_not_null() & pl.col("launch_end_ns").is_not_null()
-    launch_ns = labelled.select(
-        pl.when(is_slow).then(returned_ns).otherwise("launch_ns").alias("launch_ns")
-    )["launch_ns"]
-    if launch_ns.equals(labelled["launch_ns"], null_equal=True):
-        return rank
-    with_launches = labelled.with_columns(launch_ns)
-    return replace(rank, labelled=with_launches, launch_ns=to_int64(launch_ns, 0))
 
 
 class ReleasingCalls(NamedTuple):
@@ -372,7 +333,6 @@ def find_host_work(
         graph_events: The same events as ``RANK_EVENTS``.
         stretches: When the host did what, by activity and (of synchronisations) operator.
     """
-    rank = _with_launches_of_graphs(rank)
     launched = np.flatnonzero(rank.launched)
     launched = launched[np.argsort(rank.launch_ns[launched], kind="stable")]
     before = graph_events["launch_before"].to_numpy()[launched]

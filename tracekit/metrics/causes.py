@@ -99,6 +99,7 @@ class Rank:
 
         *calls* are the waiting calls.
         """
+        labelled = _with_launches_of_graphs(labelled)
         launch = labelled["launch_ns"]
         stream_waits_ns = calls["start_ns"].filter(~calls["blocks"]).to_numpy()
         part = np.zeros(len(labelled), np.int64)
@@ -200,6 +201,22 @@ class Rank:
         rows = self.order[self.labels(*_STEP_WORK)[self.order]]
         last[self.part[rows]] = self.start_ns[rows]  # starts ascend: the last one stays
         return last
+
+
+def _with_launches_of_graphs(labelled: pl.DataFrame) -> pl.DataFrame:
+    """Return the events with the work of graphs launched when the call for all of it returned, if that took long.
+
+    Until then the host is still launching it. What starts before that was launched by then.
+    """
+    if "launch_end_ns" not in labelled.columns or labelled["launch_end_ns"].is_null().all():
+        return labelled
+    of_graph = (pl.len().over("correlation") > 1) & (pl.col("correlation") >= 0)
+    first_ns = pl.col("start_ns").min().over("correlation")
+    returned_ns = pl.max_horizontal("launch_ns", pl.min_horizontal("launch_end_ns", first_ns))
+    is_slow = of_graph & pl.col("launch_ns").is_not_null() & pl.col("launch_end_ns").is_not_null()
+    return labelled.with_columns(
+        launch_ns=pl.when(is_slow).then(returned_ns).otherwise("launch_ns")
+    )
 
 
 def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -> pl.DataFrame:

@@ -1,22 +1,29 @@
-"""Start constraints: the last thing that had to happen before each GPU event could start.
+"""Start constraints: what each GPU event of a rank waited for before it started.
 
 A trace says when events ran and when they were launched; it seldom says which event waited for
-which. Of everything that must happen before an event starts, the last to happen is what held it
-back:
+which. Before an event starts, three things happen that are in the trace:
 
 ``stream``
-    the previous event on its stream ended;
+    the previous event on its stream ends;
 ``launch``
-    it was launched;
+    it is launched;
 ``other``
-    work on another stream ended, while its own stream was free and it had been launched already;
+    work on another stream ends, which its stream may have been told to wait for;
 ``nothing``
-    none of these is in the trace.
+    none of these is known.
 
-Where the last of them lies long before the start, something held the event back that the trace does
-not show: the constraint is then not certain. Every event is held back by at most one other, so that
-following constraints back from an event is a walk without choices.
+After each of them an event usually starts in a time that hardly varies on a rank: a launch takes 5 to 15 µs to arrive,
+the next kernel of a stream starts 1 to 5 µs after the one before, a stream that waited for another 2 to 10 µs
+after that. These times are measured where only one of the three can have been the last. An event launched
+after the other two was held back by its launch; else by that after which it started in the time that is most nearly
+usual: the last to happen is not always that, as a launch is on its way for some time, and other work may end by chance.
+Where it lies long before the start, something held the event back that the trace does not show: the constraint is
+then not certain.
+
+Causes of exposure, the replay and the critical path read the same constraints.
 """
+
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -32,40 +39,111 @@ NOTHING, STREAM, LAUNCH, OTHER_STREAM = range(len(CONSTRAINT_KINDS))
 
 MAX_BACK_TO_BACK_NS = 5_000
 """Longest time between two events of a stream for which the second waited for nothing but the
-first."""
+first, where the trace does not record that streams were told to wait."""
 MAX_REACTION_NS = 100_000
 """Longest time from what held an event back (an end, a launch call) to the event's start; beyond,
 it was not that."""
 END_TOLERANCE_NS = 1_000
 """Ends are recorded late by at most this: work that starts earlier than this before an end did not
 wait for it."""
-_NEVER = np.iinfo(np.int64).min // 4
+USUAL_LATENCY_NS = 5_000
+"""Time from a launch to the start of its kernel where the trace has none that started at once. From
+the loops of the recording's cost, 2026-11-18."""
+USUAL_KERNEL_GAP_NS = 1_200
+"""Time between two kernels of a stream where the second was launched in time and the trace has no
+such pair. From the loops of the recording's cost, 2026-11-18."""
+MAX_EVENTS_TO_LOOK_BACK = 64
+"""Events that ended before an event started, of which one is looked for that it can have waited for."""
+NEVER = np.iinfo(np.int64).min // 4
 """Earlier than every time of a trace; differences with it do not overflow."""
 
 
 class StartConstraints(msgspec.Struct, frozen=True, eq=False):
-    """The start constraint of each row of a labelled table."""
+    """What each row of a labelled table may have waited for on the GPU, and what held it back."""
 
+    stream_before: Ints
+    """Row of the event before it on its stream; -1 if there is none."""
+    other_before: Ints
+    """Row of the last work of another stream to end that it may have waited for; -1 if there is
+    none."""
     kind: npt.NDArray[np.int8]
-    """Index in ``CONSTRAINT_KINDS``."""
-    blocker: Ints
-    """Row of the GPU event that held it back; -1 if none did."""
-    since_ns: Ints
-    """End of the blocker, or time of the launch; the event's own start if there is no
-    constraint."""
+    """What held it back: index in ``CONSTRAINT_KINDS``."""
     is_certain: Bools
-    """Whether the event started within ``MAX_REACTION_NS`` of the constraint."""
+    """Whether the event started within ``MAX_REACTION_NS`` of that."""
     stream: Ints
     """Number of its stream, from 0; streams of different devices differ."""
     may_wait: Bools
     """Whether its stream may have been told to wait since the previous event on the stream was
     launched."""
 
+    @property
+    def blocker(self) -> Ints:
+        """Row of the GPU event that held each event back; -1 if none did."""
+        of_other_stream = np.where(self.kind == OTHER_STREAM, self.other_before, -1)
+        return np.where(self.kind == STREAM, self.stream_before, of_other_stream)
+
+
+class ReadyTimes(NamedTuple):
+    """When each of the three reasons to wait was over, of each event; ``NEVER`` where there is no such reason.
+
+    No later than the event's start.
+    """
+
+    stream_ns: Ints
+    launch_ns: Ints
+    other_ns: Ints
+
+    @classmethod
+    def of(
+        cls, start: Ints, end: Ints, launch: Ints, has_launch: Bools, before: tuple[Ints, Ints]
+    ) -> "ReadyTimes":
+        """Return those of events with these times; *before* are rows of ``stream_before`` and ``other_before``."""
+        stream_before, other_before = before
+        return cls(
+            np.where(stream_before >= 0, np.minimum(end[stream_before], start), NEVER),
+            np.where(has_launch, np.minimum(launch, start), NEVER),
+            np.where(other_before >= 0, np.minimum(end[other_before], start), NEVER),
+        )
+
+
+class Reactions(NamedTuple):
+    """In what time events of a rank usually start after what they waited for."""
+
+    stream_ns: int
+    launch_ns: int
+    other_ns: int
+
+
+def usual_reactions(start: Ints, ready: ReadyTimes) -> Reactions:
+    """Return the lower quartile of each reaction, over the events that can have waited for nothing else.
+
+    >>> start = np.array([20_000, 50_000, 91_000])
+    >>> ready = ReadyTimes(np.array([0, 49_000, 90_000]), np.array([13_000, 14_000, 15_000]), np.full(3, NEVER))
+    >>> usual_reactions(start, ready)
+    Reactions(stream_ns=1000, launch_ns=7000, other_ns=1000)
+    """
+    stream_ns, launch_ns, other_ns = ready
+    work_ns = np.maximum(stream_ns, other_ns)
+    # What follows no recorded work may have waited for work from before the recording.
+    is_launched_last = (work_ns > NEVER) & (launch_ns >= work_ns)
+    latency_ns = _usual(start - launch_ns, is_launched_last, USUAL_LATENCY_NS)
+    has_arrived = work_ns - launch_ns >= latency_ns
+    is_stream_last = (stream_ns > NEVER) & has_arrived & (stream_ns >= other_ns)
+    gap_ns = _usual(start - stream_ns, is_stream_last, USUAL_KERNEL_GAP_NS)
+    is_other_last = (other_ns > NEVER) & has_arrived & (other_ns - stream_ns > gap_ns)
+    return Reactions(gap_ns, latency_ns, _usual(start - other_ns, is_other_last, gap_ns))
+
+
+def _usual(reaction_ns: Ints, counts: Bools, default_ns: int) -> int:
+    """Return the lower quartile of the reactions that count."""
+    counted = reaction_ns[counts & (reaction_ns <= MAX_REACTION_NS)]
+    return round(float(np.quantile(counted, 0.25))) if len(counted) else default_ns
+
 
 def find_start_constraints(
     labelled: pl.DataFrame, wait_calls_ns: Ints | None = None
 ) -> StartConstraints:
-    """Return the start constraint of each GPU event of one rank.
+    """Return what each GPU event of one rank waited for.
 
     Args:
         labelled: GPU events of one rank.
@@ -87,43 +165,59 @@ def find_start_constraints(
     stream = number_streams(labelled)
     is_compute = has_label(label_codes(labelled), COMPUTE_SET)
     previous = previous_on_stream(stream, start, end)
-    other = last_of_other_stream(stream, start, end)
-    may_wait = _may_wait(previous, launch, has_launch, wait_calls_ns)
-
-    # When each of the three constraints was met; never where it does not exist.
     has_previous = previous >= 0
-    stream_free_ns = np.where(has_previous, end[previous], _NEVER)
-    launched_ns = np.where(has_launch, np.minimum(launch, start), _NEVER)
-    other_end_ns = np.where(other >= 0, np.minimum(end[other], start), _NEVER)
+    may_wait = _may_wait(previous, launch, has_launch, wait_calls_ns)
+    other = last_of_other_stream(stream, start, end, launch, has_launch)
     # Compute right behind its neighbour on the stream, or on a stream that was not told to wait:
-    # that other work ended just then is coincidence. Communication and copies wait for the work
+    # that other work ended just then is chance. Communication and copies wait for the work
     # that produced their data in any case.
-    since_free_ns = start - stream_free_ns
-    is_coincidence = (since_free_ns <= MAX_BACK_TO_BACK_NS) | (
-        ~may_wait & (since_free_ns <= MAX_REACTION_NS)
-    )
-    other_end_ns = np.where(is_compute & has_previous & is_coincidence, _NEVER, other_end_ns)
+    since_previous_ns = start - end[previous]
+    waits_recorded = wait_calls_ns is not None and len(wait_calls_ns) > 0
+    is_chance = since_previous_ns <= MAX_BACK_TO_BACK_NS
+    if waits_recorded:
+        is_chance = ~may_wait & (since_previous_ns <= MAX_REACTION_NS)
+    other[is_compute & has_previous & is_chance] = -1
 
-    last_ns = np.maximum(np.maximum(stream_free_ns, launched_ns), other_end_ns)
-    # Where two were met at the same time, the first case counts.
-    kind = np.select(
-        [
-            last_ns == _NEVER,
-            ~is_compute & (other_end_ns == last_ns),
-            has_previous & (stream_free_ns == last_ns),
-            launched_ns == last_ns,
-        ],
-        [NOTHING, OTHER_STREAM, STREAM, LAUNCH],
-        default=OTHER_STREAM,
+    ready = ReadyTimes.of(start, end, launch, has_launch, (previous, other))
+    kind = _choose_kind(start, ready, is_compute)
+    # A stream that was not told to wait may have stood behind that work all the same, in a queue.
+    other[is_compute & ~may_wait & (kind != OTHER_STREAM)] = -1
+    by_kind = np.stack(
+        [np.full(len(start), NEVER), ready.stream_ns, ready.launch_ns, ready.other_ns]
     )
+    since_ns = start - by_kind[kind, np.arange(len(start))]
     return StartConstraints(
-        kind=kind.astype(np.int8),
-        blocker=np.where(kind == STREAM, previous, np.where(kind == OTHER_STREAM, other, -1)),
-        since_ns=np.where(kind == NOTHING, start, np.minimum(last_ns, start)),
-        is_certain=(kind != NOTHING) & (start - last_ns <= MAX_REACTION_NS),
+        stream_before=previous,
+        other_before=other,
+        kind=kind,
+        is_certain=(kind != NOTHING) & (since_ns <= MAX_REACTION_NS),
         stream=stream,
         may_wait=may_wait,
     )
+
+
+def _choose_kind(start: Ints, ready: ReadyTimes, is_compute: Bools) -> npt.NDArray[np.int8]:
+    """Return what held each event back: a launch behind the work, else that after which it started as usual."""
+    usual = usual_reactions(start, ready)
+    distance = {
+        kind: np.where(ready_ns > NEVER, np.abs(start - ready_ns - usual_ns), -NEVER)
+        for kind, ready_ns, usual_ns in (
+            (STREAM, ready.stream_ns, usual.stream_ns),
+            (LAUNCH, ready.launch_ns, usual.launch_ns),
+            (OTHER_STREAM, ready.other_ns, usual.other_ns),
+        )
+    }
+    nearest = np.minimum.reduce(list(distance.values()))
+    # Where two are as near, the first case counts: communication waits for its data.
+    cases = [
+        (NOTHING, nearest == -NEVER),
+        (LAUNCH, ready.launch_ns > np.maximum(ready.stream_ns, ready.other_ns)),
+        (OTHER_STREAM, ~is_compute & (distance[OTHER_STREAM] == nearest)),
+        (STREAM, distance[STREAM] == nearest),
+        (LAUNCH, distance[LAUNCH] == nearest),
+    ]
+    kinds, conditions = zip(*cases, strict=True)
+    return np.select(conditions, kinds, default=OTHER_STREAM).astype(np.int8)
 
 
 def number_streams(labelled: pl.DataFrame) -> Ints:
@@ -162,8 +256,14 @@ def previous_on_stream(stream: Ints, start: Ints, end: Ints) -> Ints:
     return previous
 
 
-def last_of_other_stream(stream: Ints, start: Ints, end: Ints) -> Ints:
-    """Return for each event the row of the last event of another stream to end before it started; -1 if none."""
+def last_of_other_stream(
+    stream: Ints, start: Ints, end: Ints, launch: Ints, has_launch: Bools
+) -> Ints:
+    """Return for each event the row of the last work of another stream that it can have waited for; -1 if none.
+
+    That ended before the event started, had begun before it, and was launched before it. Of what ended last,
+    ``MAX_EVENTS_TO_LOOK_BACK`` are looked at.
+    """
     order = np.argsort(end, kind="stable")
     ordered_stream = stream[order]
     # First position of the run of events of one stream that each position (in order of ends) lies
@@ -174,12 +274,18 @@ def last_of_other_stream(stream: Ints, start: Ints, end: Ints) -> Ints:
     other = np.full(len(start), -1, np.int64)
     rows = np.flatnonzero(latest >= 0)
     position = latest[rows]
-    # Where the last to end is of the event's own stream, take the one before its run: that is of
-    # another stream.
-    position = np.where(ordered_stream[position] == stream[rows], run_start[position] - 1, position)
-    other[rows] = np.where(position >= 0, order[position], -1)
-    # An event cannot have waited for one that started with it or after it.
-    other[(other >= 0) & (start[other] >= start)] = -1
+    for _ in range(MAX_EVENTS_TO_LOOK_BACK):
+        candidate = order[position]
+        is_own_stream = stream[candidate] == stream[rows]
+        is_later = has_launch[candidate] & has_launch[rows] & (launch[candidate] > launch[rows])
+        is_possible = ~is_own_stream & ~is_later & (start[candidate] < start[rows])
+        other[rows[is_possible]] = candidate[is_possible]
+        # Of its own stream, all of the run is left out.
+        position = np.where(is_own_stream, run_start[position], position) - 1
+        is_left = ~is_possible & (position >= 0)
+        rows, position = rows[is_left], position[is_left]
+        if not len(rows):
+            break
     return other
 
 
