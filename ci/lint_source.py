@@ -281,42 +281,47 @@ READING_METHODS = {
     "find",
     "index",
     "replace",
+    "removeprefix",
+    "removesuffix",
 }
-ERRORS = {"error", "problem", "internal"}
-"""Names of errors: the path in front of their message may be looked at, so that it is not written
-twice."""
+SENTENCES = {"message", "problem", "sentence"}
+"""Attributes that hold a sentence."""
+METHODS_OF_SENTENCES = {"text", "advice"}
+"""Methods that return one: of findings."""
 
 
 def read_sentences(modules: list[Module]) -> Iterator[str]:
-    """Code that reads the sentence of a notice to decide something."""
+    """Code that reads a sentence of a notice, an error or a finding to decide something."""
     for module in modules:
-        for line in reads_of_messages(module):
+        for line in reads_of_sentences(module):
             yield f"{module.path}:{line}: reads a sentence that is written for people"
 
 
-def reads_of_messages(module: Module) -> Iterator[int]:
-    """Yield lines of what compares or takes apart the ``message`` of anything but an error."""
+def reads_of_sentences(module: Module) -> Iterator[int]:
+    """Yield lines of what compares or takes apart a sentence, or searches it with a regular expression."""
 
-    def is_message(node: ast.AST) -> bool:
+    def is_sentence(node: ast.AST) -> bool:
         match node:
-            case ast.Attribute(
-                attr="message", value=ast.Attribute(attr=owner) | ast.Name(id=owner)
-            ):
-                return owner not in ERRORS
-            case ast.Attribute(attr="message"):
-                return True
+            case ast.Attribute(attr=name):
+                return name in SENTENCES
+            case ast.Call(func=ast.Attribute(attr=name), args=[], keywords=[]):
+                return name in METHODS_OF_SENTENCES
         return False
 
-    for node in module.nodes(ast.Compare, ast.Attribute, ast.Subscript):
+    for node in module.nodes(ast.Compare, ast.Attribute, ast.Subscript, ast.Call):
         match node:
             case ast.Compare(left=left, comparators=others) if any(
-                map(is_message, [left, *others])
+                map(is_sentence, [left, *others])
             ):
                 yield node.lineno
             case ast.Attribute(attr=name, value=value) if name in READING_METHODS:
-                if is_message(value):
+                if is_sentence(value):
                     yield node.lineno
-            case ast.Subscript(value=value) if is_message(value):
+            case ast.Subscript(value=value) if is_sentence(value):
+                yield node.lineno
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="re")), args=args) if any(
+                map(is_sentence, args)
+            ):
                 yield node.lineno
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ci.lint_source import Module, defined_names, private_uses, reads_of_messages
+from ci.lint_source import Module, defined_names, private_uses, reads_of_sentences
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,11 @@ def test_other_uses_are_not(code):
 def test_code_that_reads_a_sentence_is_found():
     asking = "any('their peer' in n.message for n in notices)"
     splitting = "notice.message.split(':')[0]"
-    assert list(reads_of_messages(Module("m.py", asking))) == [1]
-    assert list(reads_of_messages(Module("m.py", splitting))) == [1]
-    assert list(reads_of_messages(Module("m.py", "print(notice.message)"))) == []
+    assert list(reads_of_sentences(Module("m.py", asking))) == [1]
+    assert list(reads_of_sentences(Module("m.py", splitting))) == [1]
+    of_error = "if path in error.message:\n    pass\n"
+    of_finding = 'if finding.text().startswith("the GPU"):\n    pass\n'
+    searching = 'found = re.search("ms", self.problem)\n'
+    for source in (of_error, of_finding, searching):
+        assert list(reads_of_sentences(Module("m.py", source))) == [1]
+    assert list(reads_of_sentences(Module("m.py", "print(notice.message)"))) == []

@@ -147,7 +147,6 @@ def check_schedule(whole, left):
 
 
 WHY = {
-    "no-pipeline", "order-unknown", "schedule-doubtful", "step-cut", "forward-only", "ranks-unknown",
-    "pipeline-size-unknown", "stages-unknown",
+    "no-pipeline", "no-schedule", "partial-step", "stages-unknown",
 }  # fmt: skip
 """Warnings that say why there is no schedule."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 
@@ -52,7 +52,8 @@ class Notice(msgspec.Struct, frozen=True, eq=False):
     varies: bool = False
     """Whether the values are those of the first rank alone, and other ranks have other values."""
     severity: Severity = "warning"
-    """Whether it says how far to trust figures (warning), or changes none and asks for nothing (note)."""
+    """Whether it says how far to trust figures and what to do (warning), or changes none or asks for nothing
+    (note)."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Notice):
@@ -70,7 +71,7 @@ class Notice(msgspec.Struct, frozen=True, eq=False):
 class TracekitError(Exception):
     """Base of all errors: what went wrong and where, with a hint for what to do next.
 
-    >>> raise TracekitError("rank2.json.gz: ends inside event 48211", hint="re-record this rank")
+    >>> raise TracekitError("ends inside event 48211", path="rank2.json.gz", hint="re-record this rank")
     Traceback (most recent call last):
     tracekit.errors.TracekitError: rank2.json.gz: ends inside event 48211 (re-record this rank)
     """
@@ -80,19 +81,23 @@ class TracekitError(Exception):
 
     def __init__(
         self,
-        message: str,
+        problem: str,
         *,
+        path: str | os.PathLike[str] = "",
         hint: str = "",
         quote: tuple[str, ...] = (),
         notice: Notice | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
+        self.problem = problem
+        self.path = os.fspath(path)
+        """File or folder that it is about, which the message begins with; empty if it is about none, or names it."""
+        self.message = f"{self.path}: {problem}" if self.path else problem
         self.hint = hint
         self.notice = notice
         """More about it, which the command line adds in a sentence."""
         self.quote = quote
         """Lines below the message that show the place: what was written, and a caret."""
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         text = f"{self.message} ({self.hint})" if self.hint else self.message
@@ -100,8 +105,22 @@ class TracekitError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process boundaries; the default would lose the keyword-only arguments.
-        make = partial(type(self), hint=self.hint, quote=self.quote, notice=self.notice)
-        return make, (self.message,)
+        make = partial(
+            type(self), path=self.path, hint=self.hint, quote=self.quote, notice=self.notice
+        )
+        return make, (self.problem,)
+
+    def copy(self, *, path: str, more: str = "") -> Self:
+        """Return the same error about the file at *path*, with *more* behind its problem.
+
+        >>> InputError("is damaged", path="/work/run.json", hint="record again").copy(path="run.json").message
+        'run.json: is damaged'
+        """
+        error = type(self)(
+            f"{self.problem}{more}", path=path, hint=self.hint, quote=self.quote, notice=self.notice
+        )
+        error.__cause__ = self.__cause__
+        return error
 
 
 class InputError(TracekitError):

@@ -43,7 +43,7 @@ def test_a_kernel_without_args_is_matched_by_its_hosts_record():
     assert exchanges.group_by("rank").len()["len"].unique().to_list() == [96]
     assert exchanges["what"].unique().to_list() == ["all_to_allv"]
     assert not operations["open"].any()
-    assert not {"uneven-operations", "members-missing", "operations-lost"} & codes(analysis)
+    assert not {"uneven-operations", "wait-unknown"} & codes(analysis)
     assert not analysis.walked_path.unknown_labels
 
 

@@ -91,7 +91,7 @@ def test_operations_of_unnamed_groups_must_agree():
     assert not together.notices
     apart = match(table(*rows(lambda n: 3_000_000 * (n % 3))))
     assert apart.members.is_empty()
-    assert [n.code for n in apart.notices] == ["unmatched-operations"]
+    assert [n.code for n in apart.notices] == ["wait-unknown"]
 
 
 @pytest.mark.parametrize(

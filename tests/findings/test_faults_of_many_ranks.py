@@ -60,7 +60,7 @@ def test_a_fault_is_found_where_not_all_ranks_are_replayed(tmp_path, monkeypatch
         analysis = analyze(traces, schedule="none", timeline=False)
     check_fault(analysis, "slow_rank")
     assert analysis.graph.graph.ranks == (0, 1, 2, 3)
-    (notice,) = (notice for notice in analysis.notices if notice.code == "replay-sampled")
+    (notice,) = (notice for notice in analysis.notices if notice.code == "sampled")
     assert (notice.values["replayed"], notice.values["count"]) == (4, 10)
     assert notice.values["waited_for"] == (2, 3)
     assert notice.values["spread"] == 0.0

@@ -213,7 +213,7 @@ def test_where_all_ranks_were_given_the_path_does_not_ask_for_more(samples):
     kept = ranks[0].events.filter(pl.col("id") != sends.sort("start_ns")["id"][-1])
     ranks[0] = RankEvents(kept, ranks[0].source)
     analysis = combine([measured_tables(rank, pipeline=False) for rank in ranks])
-    assert any(note.code == "operations-lost" for note in analysis.notices)
+    assert any(note.code == "uneven-operations" for note in analysis.notices)
     notices = (*analysis.notices, *analysis.critical_path.notices)
     assert not any("give all ranks" in notice_sentence(note) for note in notices)
 

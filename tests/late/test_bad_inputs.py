@@ -23,7 +23,7 @@ def codes(run):
 @pytest.mark.parametrize(("minutes", "named"), [(9.9, False), (10.1, True)])
 def test_a_clock_ten_minutes_off_is_named(tmp_path, minutes, named):
     dumps = ddp_dumps(4, 12, clock_ms=lambda rank: minutes * 60_000 * (rank == 3))
-    assert (("recorded-clocks-apart", (3,)) in codes(late(write_dumps(tmp_path, dumps)))) is named
+    assert (("clocks-apart", (3,)) in codes(late(write_dumps(tmp_path, dumps)))) is named
 
 
 def test_clocks_hours_apart_are_named_and_lateness_is_still_told(tmp_path):
@@ -84,7 +84,7 @@ def test_a_cut_dump_is_left_out_by_name(tmp_path, cut):
     path = folder / "nccl_trace_rank_2"
     path.write_bytes(path.read_bytes()[:-cut])
     run = late(folder)
-    failed = [notice for notice in run.notices if notice.code == "recording-failed"]
+    failed = [notice for notice in run.notices if notice.code == "rank-failed"]
     assert [notice.ranks for notice in failed] == [(2,)]
     assert "nccl_trace_rank_2" in notice_sentence(failed[0])
     assert [fact.ranks for fact in run.late] == [(1,)]
@@ -99,7 +99,7 @@ def test_a_cut_line_of_a_log_is_counted(tmp_path):
     path = tmp_path / "node0-pid101.log"
     path.write_bytes(path.read_bytes()[:-40])
     (notice,) = late(tmp_path).notices
-    assert notice.code == "damaged-entries"
+    assert notice.code == "bad-events"
     assert notice.values["case"] == "cut_lines"
     assert notice.values["count"] == 1
 
@@ -114,7 +114,7 @@ def test_a_hostile_dump_is_refused_and_runs_nothing(tmp_path, capfd):
     (folder / "nccl_trace_rank_2").write_bytes(pickle.dumps({**ddp_dumps(3, 1)[2], "more": Runs()}))
     run = late(folder)
     assert "ran code" not in capfd.readouterr().out
-    assert ("recording-failed", (2,)) in codes(run)
+    assert ("rank-failed", (2,)) in codes(run)
 
 
 def test_missing_ranks_are_named(tmp_path):
@@ -139,7 +139,7 @@ def test_entries_that_stand_there_twice_count_once(tmp_path):
     dumps = sized_dumps()
     dumps[1]["entries"] = [made for made in dumps[1]["entries"] for _ in range(2)]
     twice = late(write_dumps(tmp_path / "twice", dumps))
-    (notice,) = [notice for notice in twice.notices if notice.code == "recorder-repeated"]
+    (notice,) = [notice for notice in twice.notices if notice.code == "repeated-events"]
     assert (notice.ranks, notice.values["entries"]) == ((1,), len(dumps[0]["entries"]))
     assert twice.to_dict()["late"] == once.to_dict()["late"]
     assert twice.to_dict()["lost_ns"] == once.to_dict()["lost_ns"]
@@ -161,7 +161,7 @@ def test_a_file_copied_over_another_is_left_out(tmp_path):
     write_dumps(tmp_path, sized_dumps())
     shutil.copy(tmp_path / "nccl_trace_rank_1", tmp_path / "nccl_trace_rank_2")
     run = late(tmp_path)
-    (notice,) = [notice for notice in run.notices if notice.code == "recorder-copied"]
+    (notice,) = [notice for notice in run.notices if notice.code == "copied-ranks"]
     assert notice.ranks == (1, 2)
     assert [source.rank for source in run.sources] == [0, 3]
     for rank in (0, 2, 3):

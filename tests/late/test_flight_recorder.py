@@ -173,7 +173,7 @@ def test_entries_that_cannot_be_read_are_counted(tmp_path):
     recording = read(tmp_path, dump([entry(1), entry(2, record_id="seven"), entry(3)]))
     assert recording.collectives["sequence"].to_list() == [1, 3]
     (notice,) = recording.source.notices
-    assert notice.code == "damaged-entries"
+    assert notice.code == "bad-events"
 
 
 def test_the_last_stack_is_kept(tmp_path):

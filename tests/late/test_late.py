@@ -280,7 +280,7 @@ def test_dumps_of_different_times_are_named(tmp_path):
             made for made in dumps[rank]["entries"] if made["collective_seq_id"] < 50
         ]
     run = late(write_dumps(tmp_path, dumps))
-    assert [(notice.code, notice.ranks) for notice in run.notices] == [("records-apart", (2,))]
+    assert [(notice.code, notice.ranks) for notice in run.notices] == [("clocks-apart", (2,))]
 
 
 def test_waiting_in_another_group_is_not_blamed_on_the_rank_that_waited(tmp_path):

@@ -160,7 +160,7 @@ def test_dumps_that_cannot_be_used_are_a_notice_beside_traces_and_an_error_with_
         (ROOT / "sample_traces/always-on/late/fr_rank0.pickle").read_bytes()[:900]
     )
     store = ingest(folder, tmp_path / "store", ranks=[0])
-    assert any(notice.code == "recordings-unused" for notice in store.notices)
+    assert any(notice.code == "recordings-beside" for notice in store.notices)
     assert read_stored_recordings(store.path) is None
     with pytest.raises(InputError, match=r"fr_rank0\.pickle"):
         ingest(folder, tmp_path / "strict", ranks=[0], on_damage="error")
@@ -206,6 +206,6 @@ def test_nothing_is_left_where_the_dumps_cannot_be_read(tmp_path):
 def test_the_store_opens_with_its_notices(dumps, tmp_path):
     (dumps / "nccl_trace_rank_1").write_bytes((dumps / "nccl_trace_rank_1").read_bytes()[:500])
     store = ingest(dumps, tmp_path / "store")
-    assert [notice.code for notice in store.notices] == ["recording-failed"]
-    assert "recording-failed" in [notice.code for notice in late(store.path).notices]
+    assert [notice.code for notice in store.notices] == ["rank-failed"]
+    assert "rank-failed" in [notice.code for notice in late(store.path).notices]
     assert open_store(store.path).ranks == ()

@@ -73,7 +73,7 @@ def test_of_several_gpus_the_busiest_is_read():
 def test_without_history_the_fullest_gpu_is_read():
     segments = [segment(1, [block(1, 1)], total=10), segment(1, [block(1, 7)], total=20, device=1)]
     read = parse_memory_snapshot(snapshot(segments=segments, traces=[[], []]), name="a")
-    assert (read.device, [notice.code for notice in read.notices]) == (1, ["memory-no-history"])
+    assert (read.device, [notice.code for notice in read.notices]) == (1, ["memory-history-short"])
 
 
 def test_missing_stacks_are_said():
@@ -87,7 +87,7 @@ def test_events_of_kinds_of_the_future_are_counted():
     )
     assert (len(read.events), [notice.code for notice in read.notices]) == (
         1,
-        ["memory-unknown-events"],
+        ["bad-events"],
     )
 
 
@@ -223,7 +223,7 @@ def test_a_history_that_contradicts_itself_is_not_used(samples, tmp_path, name):
     content = pickle.loads(original)
     change(content)
     read = read_memory_snapshot(write(tmp_path / "a.pickle", content))
-    (notice,) = [notice for notice in read.notices if notice.code == "memory-contradiction"]
+    (notice,) = [notice for notice in read.notices if notice.code == "memory-snapshot-failed"]
     assert problem in (None, notice.values["problem"])
     assert read.events.is_empty()
     assert read.blocks["bytes"].sum() <= read.segments["bytes"].sum()
@@ -238,7 +238,7 @@ def test_what_a_contradicting_snapshot_holds_is_at_most_what_is_reserved(samples
     reserved = sum(row["total_size"] for row in content["segments"])
     assert measured["contents"]["end_allocated_bytes"] <= reserved
     assert not measured["contents"]["leaks"]
-    assert "memory-contradiction" in [notice.code for notice in result.notices]
+    assert "memory-snapshot-failed" in [notice.code for notice in result.notices]
 
 
 @pytest.mark.parametrize("kept", [slice(1, None), slice(None, -1), slice(0), slice(None, None, 2)])

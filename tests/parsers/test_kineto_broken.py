@@ -55,10 +55,10 @@ def target(real_bytes):
 
 KEPT = {
     # defect: (what to replace, by what, notice, how many)
-    "bare inf": (b'"blocks per SM": 0.0625', b'"blocks per SM": inf', "bad-values", 1),
-    "bare NaN": (b'"blocks per SM": 0.0625', b'"blocks per SM": NaN', "bad-values", 1),
-    "minus inf": (b'"blocks per SM": 0.0625', b'"blocks per SM": -inf', "bad-values", 1),
-    "unquoted N/A": (b'"shared memory": 103808', b'"shared memory": N/A', "bad-values", 1),
+    "bare inf": (b'"blocks per SM": 0.0625', b'"blocks per SM": inf', "bad-events", 1),
+    "bare NaN": (b'"blocks per SM": 0.0625', b'"blocks per SM": NaN', "bad-events", 1),
+    "minus inf": (b'"blocks per SM": 0.0625', b'"blocks per SM": -inf', "bad-events", 1),
+    "unquoted N/A": (b'"shared memory": 103808', b'"shared memory": N/A', "bad-events", 1),
     "control character": (b"Kernel_Broadcast_RING", b"Kernel_\x01\x1f_RING", "bad-text", 1),
     "raw line break": (b"Kernel_Broadcast_RING", b"Kernel_\n_RING", "bad-text", 1),
     "bad escape": (b"Kernel_Broadcast_RING", rb"Kernel_\q\x_RING", "bad-text", 1),
@@ -376,7 +376,7 @@ def test_a_huge_string_beside_the_events(monkeypatch):
         )
     )
     assert got.events.height == 1
-    assert "unread-keys" in codes(got)
+    assert "bad-events" in codes(got)
 
 
 # --- events behind the end of their list ---

@@ -216,7 +216,7 @@ def test_a_rank_that_none_can_be_is_left_out_and_named(write, rank):
 def test_a_world_that_none_can_be_is_left_out_and_named(write, size):
     analysis = tracekit.analyze(write(TWO, distributedInfo={"rank": 0, "world_size": size}))
     assert analysis.world_size is None
-    assert any(notice.code == "odd-world-size" for notice in analysis.notices)
+    assert any(notice.code == "odd-rank" for notice in analysis.notices)
 
 
 def test_a_large_world_is_counted_and_not_listed(write):

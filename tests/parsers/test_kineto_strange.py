@@ -86,7 +86,7 @@ FIGURES = {
 }  # fmt: skip
 SAID = {
     "a step of 23 digits": "no-steps",
-    "a group of odd ranks": "odd-group",
+    "a group of odd ranks": "odd-rank",
     "one kernel many times": "repeated-events",
 }
 

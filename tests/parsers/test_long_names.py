@@ -26,7 +26,7 @@ def kernel_names(rank):
 
 
 def long_name_counts(rank):
-    return [notice.values for notice in rank.source.notices if notice.code == "long-names"]
+    return [notice.values for notice in rank.source.notices if notice.code == "bad-text"]
 
 
 def test_a_name_of_the_limit_stays_and_one_character_more_is_shortened():
@@ -46,7 +46,7 @@ def check(rank):
     names = kernel_names(rank)
     assert sorted(map(len, names)) == [len("gemm"), LIMIT + DIGEST_CHARS, LIMIT + DIGEST_CHARS]
     assert len(set(names)) == 3
-    assert long_name_counts(rank) == [{"count": 2, "limit": LIMIT}]
+    assert long_name_counts(rank) == [{"case": "too_long", "count": 2, "limit": LIMIT}]
 
 
 def test_long_names_of_a_pytorch_trace(tmp_path):
@@ -81,7 +81,7 @@ def test_a_range_of_an_nsight_report_is_shortened_behind_its_sizes(tmp_path):
     operator = rank.events.filter(pl.col("kind") == "cpu_op").row(0, named=True)
     assert operator["name"] == "aten::_foreach_add_"
     assert len(json.loads(operator["shapes"])) == 2_000
-    assert long_name_counts(rank) == [{"count": 1, "limit": LIMIT}]
+    assert long_name_counts(rank) == [{"case": "too_long", "count": 1, "limit": LIMIT}]
 
 
 @pytest.mark.parametrize(("characters", "is_found"), [(8_000, True), (9_000, False)])

@@ -83,7 +83,7 @@ def budget(path):
 def test_the_sound_file_says_how_long_it_computes(sound):
     spent, messages = budget(sound)
     assert spent == SOUND
-    assert not messages.keys() & {"damaged-rows", "gpu-events-lost", "unnamed"}
+    assert not messages.keys() & {"bad-events", "gpu-events-lost", "unnamed"}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_kernel_without_usable_times_is_counted_and_leaves_idle_null(damaged, 
     }[way]
     spent, messages = budget(damaged(f"UPDATE {KERNEL} SET {change} WHERE correlationId = 100"))
     assert (spent["compute"], spent["exposed"], spent["idle"]) == (1194, {"comm": 600}, None)
-    assert "1 of 300 kernels were left out" in messages["damaged-rows"]
+    assert "1 of 300 kernels were left out" in messages["bad-events"]
     assert "1 of 300 GPU events" in messages["gpu-events-lost"]
 
 
@@ -204,7 +204,7 @@ def test_nameless_calls_and_ranges_are_counted_too(tmp_path):
 def test_without_launches_kernels_go_by_name_and_that_is_said(damaged):
     spent, messages = budget(damaged(without=["CUPTI_ACTIVITY_KIND_RUNTIME"]))
     assert spent == SOUND
-    assert "300 of 300 GPU events have no launch" in messages["no-launch"]
+    assert "300 of 300 GPU events have no launch" in messages["no-launches"]
 
 
 def test_a_clock_that_cannot_be_is_none(damaged):
@@ -255,7 +255,7 @@ def test_calls_with_ends_before_their_starts_are_counted(damaged):
     path = damaged("UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET end = start - 1 WHERE correlationId = 7")
     spent, messages = budget(path)
     assert spent["idle"] == 1196
-    assert "1 of 300 CUDA calls" in messages["damaged-rows"]
+    assert "1 of 300 CUDA calls" in messages["bad-events"]
 
 
 # --- what sqlite takes and a profiler never writes ---
@@ -273,7 +273,7 @@ STRANGE = {
         None,
     ),
     "no processes": ([f"ALTER TABLE {KERNEL} DROP COLUMN globalPid"], SOUND, None),
-    "no correlations": ([f"ALTER TABLE {KERNEL} DROP COLUMN correlationId"], SOUND, "no-launch"),
+    "no correlations": ([f"ALTER TABLE {KERNEL} DROP COLUMN correlationId"], SOUND, "no-launches"),
     "one correlation for all": (
         [
             f"UPDATE {table} SET correlationId = 5"

@@ -50,7 +50,7 @@ def test_kernels_without_a_launch_are_kept_and_counted(path):
     )
     rank = only(report, path)
     assert rows(rank, "kernel", "name") == ["out", "in"]
-    (notice,) = [n for n in rank.source.notices if n.code == "no-launch"]
+    (notice,) = [n for n in rank.source.notices if n.code == "no-launches"]
     assert "1 of 2" in notice_sentence(notice)
 
 
@@ -123,7 +123,7 @@ def test_graph_mode_is_said_and_never_idle(path):
     assert rows(rank, "graph", "name", "start_ns", "end_ns", "graph") == [
         ("CUDA graph 5", EPOCH + 10, EPOCH + 50, 5)
     ]
-    assert "graph-mode" in codes(rank)
+    assert "graphs-whole" in codes(rank)
 
 
 def test_node_mode_measures_the_kernels_of_a_graph(path):
@@ -131,4 +131,4 @@ def test_node_mode_measures_the_kernels_of_a_graph(path):
     report.kernel("a", 10, 20, corr=1, graphNodeId=41).kernel("b", 20, 30, corr=1, graphNodeId=42)
     rank = only(report, path)
     assert rows(rank, "kernel", "name", "graph", "correlation") == [("a", 41, 1), ("b", 42, 1)]
-    assert "graph-mode" not in codes(rank)
+    assert "graphs-whole" not in codes(rank)

@@ -300,7 +300,7 @@ def test_numbers_of_names_belong_to_a_writer_until_they_are_forgotten():
         "changed",
     ]
     assert [(notice.code, notice.values["count"]) for notice in rank_events.source.notices] == [
-        ("unknown-names", 1)
+        ("unnamed", 1)
     ]
 
 
@@ -389,7 +389,7 @@ def test_arguments_with_numbered_names_are_counted():
     begin(trace.packet.add(), 1, 7)
     trace.packet[0].track_event.debug_annotations.add(name_iid=4, int_value=5)
     end(trace.packet.add(), 2, 7)
-    assert [notice.code for notice in read(trace).source.notices] == ["unnamed-arguments"]
+    assert [notice.code for notice in read(trace).source.notices] == ["unnamed"]
 
 
 @pytest.fixture(scope="module")
@@ -407,7 +407,7 @@ def test_a_file_cut_anywhere_gives_what_is_before_the_cut(whole):
         counts.append(rank_events.events.height)
         assert (
             rank_events.source.notices[0].code == "truncated"
-            or rank_events.source.notices[0].code == "no-events"
+            or rank_events.source.notices[0].code == "bad-events"
         )
     assert counts == sorted(counts)
     assert counts[-1] > counts[len(counts) // 2] > 0

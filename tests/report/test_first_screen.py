@@ -549,7 +549,7 @@ def test_one_finding_before_a_quick_remedy_is_shown_with_it(number, shown):
 
 
 def test_work_before_the_first_step_is_no_warning_of_the_first_screen():
-    harmless = NoticeLine("before-first-step", "7 GPU events ran before the first step", "note")
+    harmless = NoticeLine("outside-steps", "7 GPU events ran before the first step", "note")
     shown = first_screen(view(warnings=[harmless]), 80)
     assert not any("warning" in line.plain for line in shown)
     both = first_screen(view(warnings=[harmless, NoticeLine("damaged", "a cut file")]), 80)

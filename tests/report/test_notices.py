@@ -93,7 +93,7 @@ def test_notices_that_differ_in_words_stay_apart():
         for rank, table in enumerate("aab")
     ]
     merged = merge_notices(
-        [(rank, [Notice("damaged-table", values=values)]) for rank, values in enumerate(names)]
+        [(rank, [Notice("bad-events", values=values)]) for rank, values in enumerate(names)]
     )
     assert [notice.ranks for notice in merged] == [(0, 1), (2,)]
 

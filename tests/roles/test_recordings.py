@@ -155,7 +155,7 @@ def test_workers_without_annotations_and_ranks_are_numbered_by_name_and_that_is_
         )
     analysis = analyze_roles(tmp_path)
     check_engine(analysis)
-    assert "role-order" in {notice.code for notice in analysis.notices}
+    assert "ranks-by-order" in {notice.code for notice in analysis.notices}
 
 
 def test_roles_that_the_caller_names():
@@ -308,7 +308,7 @@ def test_a_worker_without_gpu_events(tmp_path):
     (update,) = analysis.role_results.weight_updates
     assert (update.bytes, update.buckets) == (truth(ENGINE)["bytes"], 12)
     notices = [
-        notice_sentence(notice) for notice in analysis.notices if notice.code == "role-without-gpu"
+        notice_sentence(notice) for notice in analysis.notices if notice.code == "role-missing"
     ]
     assert len(notices) == 1
     assert "rank 2" in notices[0]

@@ -96,7 +96,7 @@ def test_lateness_of_copies_is_not_compared(tmp_path, samples):
         trace = json.loads(gzip.decompress(file.read_bytes()))
         del trace["distributedInfo"]
         file.write_bytes(gzip.compress(json.dumps(trace).encode()))
-    assert any(notice.code == "recorder-copied" for notice in late(folder).notices)
+    assert any(notice.code == "copied-ranks" for notice in late(folder).notices)
 
 
 def test_ranks_that_differ_by_a_microsecond_are_two(tmp_path):

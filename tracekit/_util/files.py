@@ -149,10 +149,11 @@ def check_output_path(path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     check_parent(target)
     if target.is_dir():
-        raise OutputError(f"{target}: is a folder", hint="name a file")
+        raise OutputError("is a folder", path=target, hint="name a file")
     if not os.access(target.parent, os.W_OK):
         raise OutputError(
-            f"{target}: cannot be written: no permission in {target.parent}",
+            f"cannot be written: no permission in {target.parent}",
+            path=target,
             hint="choose another place",
         )
     return target

@@ -26,8 +26,8 @@ def inflated_limit(compressed_bytes: int) -> int:
 
 def inflation_error(name: str, compressed_bytes: int) -> InputError:
     """Return the error about a file that inflates to more than that."""
-    problem = f"{name}: inflates to more than {inflated_limit(compressed_bytes):,} bytes"
-    return InputError(problem, hint="if it is genuine, inflate it first (gunzip)")
+    problem = f"inflates to more than {inflated_limit(compressed_bytes):,} bytes"
+    return InputError(problem, path=name, hint="if it is genuine, inflate it first (gunzip)")
 
 
 def inflate_whole(data: bytes, name: str) -> bytes:
@@ -45,7 +45,7 @@ def inflate_whole(data: bytes, name: str) -> bytes:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as compressed:
             content = compressed.read(limit + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{name}: is a damaged gzip file", hint="copy it again") from error
+        raise InputError("is a damaged gzip file", path=name, hint="copy it again") from error
     if len(content) > limit:
         raise inflation_error(name, len(data))
     return content

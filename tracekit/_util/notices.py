@@ -52,7 +52,7 @@ def merge_notices(
     [(0, 1)]
     >>> [note.ranks for note in merge_notices([(0, [cut]), (1, [cut])], ranks=2)]
     [()]
-    >>> lost = [(rank, [Notice("bad-values", values={"count": rank + 3})]) for rank in (0, 1)]
+    >>> lost = [(rank, [Notice("bad-events", values={"count": rank + 3})]) for rank in (0, 1)]
     >>> [(note.ranks, note.values, note.varies) for note in merge_notices(lost)]
     [((0, 1), {'count': 3}, True)]
     """

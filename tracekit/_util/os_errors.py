@@ -57,7 +57,7 @@ def write_error(error: BaseException, path: object) -> OutputError:
     'out.json: cannot be written: the disk is full'
     """
     reason, hint = explain_os_error(error) or (_first_line(error), "choose another place")
-    return OutputError(f"{path}: cannot be written: {reason}", hint=hint)
+    return OutputError(f"cannot be written: {reason}", path=str(path), hint=hint)
 
 
 def read_error(error: BaseException, path: object, *, hint: str) -> TracekitError:

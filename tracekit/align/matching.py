@@ -293,12 +293,12 @@ def _drop_disagreeing(
     kept = placed[~np.isin(sides.key[placed], bad["key"].to_numpy())]
     return kept, [
         Notice(
-            "unmatched-operations",
+            "wait-unknown",
             (
                 f"{listed(kinds)}: the trace names no group and the ranks' ends do "
                 "not agree, so waiting inside them is not known"
             ),
-            values={"operations": kinds},
+            values={"case": "unmatched", "operations": kinds},
         )
     ]
 

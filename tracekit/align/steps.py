@@ -27,7 +27,7 @@ import polars as pl
 from tracekit._util.arrays import Bools, Int32s, Ints
 from tracekit._util.columns import to_int64
 from tracekit._util.text import listing, ms, short_ms
-from tracekit.errors import Notice, NoticeValues, OptionError
+from tracekit.errors import Notice, NoticeValues, OptionError, Severity
 from tracekit.schema import GPU_KINDS, conform
 
 STEPS = pl.Schema(
@@ -167,7 +167,7 @@ def number_steps(labelled: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
     >>> events = pl.DataFrame({"label": labels, "start_ns": range(5), "launch_ns": range(5)})
     >>> numbered, (notice,) = number_steps(events.with_columns(step=pl.lit(None, pl.Int64)))
     >>> numbered["step"].to_list(), notice.code, notice.values
-    ([0, 0, 0, 0, 1], 'steps-by-optimizer', {'steps': 2})
+    ([0, 0, 0, 0, 1], 'no-steps', {'steps': 2})
     """
     if labelled.is_empty() or labelled["step"].null_count() < len(labelled):
         return labelled, []
@@ -197,9 +197,9 @@ def number_steps(labelled: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
     steps = pl.Series([None] * len(labelled), dtype=pl.Int64).scatter(order, number)
     return labelled.with_columns(step=steps), [
         Notice(
-            "steps-by-optimizer",
+            "no-steps",
             (f"{last + 1} steps are told apart by their optimizer: there are no step marks"),
-            values={"steps": last + 1},
+            values={"case": "by_optimizer", "steps": last + 1},
         )
     ]
 
@@ -380,6 +380,16 @@ def _amount(events: pl.DataFrame) -> NoticeValues:
     return {"events": len(events), "busy_ns": _busy_ns(events)}
 
 
+MIN_OUTSIDE_SHARE_TO_WARN = 0.01
+"""Share of the recorded GPU time, launched outside every step, from which it is worth a warning."""
+
+
+def _severity(outside: pl.DataFrame, labelled: pl.DataFrame) -> Severity:
+    """Return whether work *outside* every step is more than one could overlook."""
+    is_much = _busy_ns(outside) >= MIN_OUTSIDE_SHARE_TO_WARN * _busy_ns(labelled)
+    return "warning" if is_much else "note"
+
+
 def _busy_ns(events: pl.DataFrame) -> int:
     return int((events["end_ns"] - events["start_ns"]).sum())
 
@@ -420,9 +430,8 @@ def assign_parts(
             f"{len(earlier)} GPU events ({short_ms(_busy_ns(earlier))}), whose launch is not in the file, ran before "
             "the first step: they belong to none"
         )
-        notices.append(
-            Notice("before-first-step", message, values=_amount(earlier), severity="note")
-        )
+        values: NoticeValues = {"case": "before_first", **_amount(earlier)}
+        notices.append(Notice("outside-steps", message, values=values, severity="note"))
     launched = outside.filter(~is_unlaunched)
     if len(launched):
         busy = ms(_busy_ns(launched), 3)
@@ -430,7 +439,9 @@ def assign_parts(
             f"{len(launched)} GPU events ({busy}) were launched outside every step: not counted"
         )
         values = {"case": "launched", **_amount(launched)}
-        notices.append(Notice("outside-steps", message, values=values))
+        notices.append(
+            Notice("outside-steps", message, values=values, severity=_severity(launched, labelled))
+        )
     between = outside.filter(is_unlaunched & ~is_earlier)
     if len(between):
         message = (
@@ -438,7 +449,9 @@ def assign_parts(
             "is not in the file"
         )
         values = {"case": "no_launch", **_amount(between)}
-        notices.append(Notice("outside-steps", message, values=values))
+        notices.append(
+            Notice("outside-steps", message, values=values, severity=_severity(between, labelled))
+        )
     chosen = select_steps(present, steps)
     number = to_int64(placed["step"], min(chosen) - 1)
     part = np.minimum(np.searchsorted(chosen, number), len(chosen) - 1)

@@ -111,7 +111,7 @@ class TableInFile(LoadableTable):
             return table
         except _UNREADABLE as error:
             raise InputError(
-                f"{self.file}: cannot be read: {error}", hint="analyze the store again"
+                f"cannot be read: {error}", path=self.file, hint="analyze the store again"
             ) from error
 
 

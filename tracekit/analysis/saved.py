@@ -352,13 +352,13 @@ def read_saved(path: str | PathLike[str]) -> Analysis:
     document = read_document(path, AnalysisDocument, hint=ANALYZE_AGAIN)
     contradiction = find_contradiction(document)
     if contradiction is not None:
-        raise InputError(f"{path}: {contradiction}", hint=ANALYZE_AGAIN)
+        raise InputError(contradiction, path=path, hint=ANALYZE_AGAIN)
     try:
         return analysis_of(document)
     # A path may hold lone surrogates, a name in a table may not; a figure may be too large for one.
     except (UnicodeEncodeError, OverflowError, pl.exceptions.PolarsError) as error:
         raise InputError(
-            f"{path}: a name or figure in its tables cannot be used", hint=ANALYZE_AGAIN
+            "a name or figure in its tables cannot be used", path=path, hint=ANALYZE_AGAIN
         ) from error
 
 

@@ -22,7 +22,7 @@ from msgspec.structs import asdict, replace
 from tracekit._util.arrays import Bools, Ints
 from tracekit._util.categories import CategoryColumn, LinearPattern, search_all
 from tracekit._util.text import did_you_mean
-from tracekit.documents.coding import problem_text
+from tracekit.documents.coding import SchemaProblem
 from tracekit.documents.rules_file import (
     Condition,
     GroupTable,
@@ -187,19 +187,19 @@ def _convert(data: dict[str, object], text: str, source: str) -> RulesDocument:
 
 def _schema_error(error: msgspec.ValidationError, text: str, source: str) -> RuleError:
     """Return the error of a key that is missing or unknown, or of a value of the wrong type."""
-    json_path, _, message = problem_text(error).partition(": ")
+    problem = SchemaProblem.of(error)
     # The path is that of the table and the key: $.rule[1].when. A key that is missing or unknown is
-    # not in it; the message ends with its name.
-    match = re.match(r"\$\.?(\w*)(?:\[(\d+)\])?\.?(\w*)", json_path)
+    # not in it.
+    match = re.match(r"\$\.?(\w*)(?:\[(\d+)\])?\.?(\w*)", problem.json_path)
     table, index, key = match.groups() if match else ("", None, "")
-    last_word = message.rpartition(" ")[2]
-    line = _find_line(text, table or last_word, int(index or 0), key or last_word)
+    name = problem.unknown_key or problem.missing_key or ""
+    line = _find_line(text, table or name, int(index or 0), key or name)
     known_keys: tuple[str, ...] = ()
-    if message.startswith("unknown key"):
+    if problem.unknown_key:
         known_keys = _TYPE_OF_TABLE.get(table, RulesDocument).__struct_fields__
     return RuleError(
-        f"{source}:{line}: {table or 'a rules file'}: {message}",
-        hint=did_you_mean(last_word, known_keys, otherwise=_SEE_DOCS),
+        f"{source}:{line}: {table or 'a rules file'}: {problem.text}",
+        hint=did_you_mean(name, known_keys, otherwise=_SEE_DOCS),
     )
 
 

@@ -165,7 +165,7 @@ class Tools:
         for root in self._roots:
             if not root.is_dir():
                 raise OptionError(
-                    f"{root}: there is no such folder", hint="name folders that hold traces"
+                    "there is no such folder", path=root, hint="name folders that hold traces"
                 )
         self._analyses: dict[str, Analysis] = {}  # the oldest first
         self._numbers = itertools.count()

@@ -313,7 +313,8 @@ def _read_saved(path: str, needing_events: Mapping[str, object]) -> Analysis:
     saved_as = _saved_format(path) or ""
     if not saved_as.startswith("tracekit.analysis/"):
         raise InputError(
-            f"{path}: holds {saved_as}, not an analysis",
+            f"holds {saved_as}, not an analysis",
+            path=path,
             hint="name a trace, a store, or what analyze -o FILE.json wrote",
         )
     refused_options = [option for option, value in needing_events.items() if value]

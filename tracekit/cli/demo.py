@@ -77,7 +77,9 @@ def copy_runs(samples: Path, target: Path) -> None:
         not target.is_dir() or any(path.name not in expected for path in target.iterdir())
     ):
         raise OutputError(
-            f"{target}: already exists and contains other files", hint="name another folder with -o"
+            "already exists and contains other files",
+            path=target,
+            hint="name another folder with -o",
         )
     try:
         for name in RUNS:

@@ -259,7 +259,7 @@ def _read_replaced(path: str | os.PathLike[str]) -> Side:
         return read_baseline(str(path))
     except InputError as error:
         raise InputError(
-            f"{path}: exists and is not a baseline file", hint="name another, or remove it"
+            "exists and is not a baseline file", path=path, hint="name another, or remove it"
         ) from error
 
 

@@ -156,9 +156,7 @@ def read_side(
             )
             contradiction = find_contradiction(document)
             if contradiction is not None:
-                raise InputError(
-                    f"{run_paths[0]}: {contradiction}", hint="analyze the traces again"
-                )
+                raise InputError(contradiction, path=run_paths[0], hint="analyze the traces again")
             read = Side((from_analysis(document, name=run_paths[0]),), {})
         side = Side(
             (*side.runs, *read.runs), side.noise | read.noise, side.role_noise | read.role_noise
@@ -166,7 +164,7 @@ def read_side(
     for run in side.runs:
         if min(run.values("step_ms"), default=1.0) <= 0:
             raise InputError(
-                f"{run.name}: a step takes no time, or less", hint="analyze the traces again"
+                "a step takes no time, or less", path=run.name, hint="analyze the traces again"
             )
     return side
 
@@ -177,7 +175,7 @@ def read_baseline(path: str) -> Side:
     document = read_document(path, BaselineDocument, hint=hint)
     main = _side_of_baseline(document, path)
     if not any(run.steps or run.values("run_step_ms") for run in main.runs):
-        raise InputError(f"{path}: the baseline is empty", hint=hint)
+        raise InputError("the baseline is empty", path=path, hint=hint)
     roles = {name: _side_of_baseline(role, path) for name, role in (document.roles or {}).items()}
     role_noise = {name: role.noise for name, role in roles.items()}
     runs = []

@@ -31,18 +31,12 @@ Value = TypeVar("Value")
 DAMAGE_NOTICES = frozenset(
     {
         "bad-events",
-        "bad-text",
-        "bad-values",
         "copied-ranks",
-        "damaged-rows",
-        "damaged-table",
         "gpu-events-lost",
-        "no-base-time",
         "no-events",
         "partial-step",
         "rank-failed",
         "repeated-events",
-        "step-cut",
         "store-incomplete",
         "truncated",
         "unnamed",
@@ -81,7 +75,7 @@ def from_analysis(
             hint=_ANALYZE_TRACES_AGAIN,
         )
     if not document.ranks:
-        raise InputError(f"{name}: the analysis has no ranks", hint=_ANALYZE_TRACES_AGAIN)
+        raise InputError("the analysis has no ranks", path=name, hint=_ANALYZE_TRACES_AGAIN)
     values_of_run = _label_values(document.ranks) | rate_values(document)
     if document.step.free_ns is not None:
         values_of_run["free_step_ms"] = document.step.free_ns / 1e6

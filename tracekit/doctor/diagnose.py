@@ -206,12 +206,12 @@ def diagnose(
         partial(_examine_ref, ranks=ranks), discovery.refs, workers=workers, progress="examining"
     )
     facts: list[RankFacts] = []
-    unreadable: list[tuple[str, str]] = []  # path and message
+    unreadable: list[str] = []
     for result in results:
         if result.error is None:
             facts += result.unwrap()
         else:
-            unreadable.append((result.item.path, result.error.message))
+            unreadable.append(result.error.copy(path=result.item.path).message)
     if len(unreadable) == len(results):
         raise_failures(results)
     facts.sort(key=lambda fact: (fact.source.role or "", fact.rank))

@@ -144,7 +144,7 @@ FINDING_RULES: dict[str, Callable[[RankFacts], bool]] = {
 def find_problems(
     facts: Sequence[RankFacts],
     *,
-    unreadable: Sequence[tuple[str, str]] = (),
+    unreadable: Sequence[str] = (),
     ranks: Collection[int] | None = None,
 ) -> list[DoctorFinding]:
     """Return the findings over all ranks, the most severe first.
@@ -153,7 +153,7 @@ def find_problems(
 
     Args:
         facts: Facts about each rank that could be read.
-        unreadable: Path and message of each file that could not be read.
+        unreadable: Message about each file that could not be read.
         ranks: Ranks the user selected; other ranks are then not reported as missing.
     """
     read: list[tuple[int, Notice]] = []
@@ -201,7 +201,7 @@ def _missing_ranks(facts: Sequence[RankFacts]) -> Iterable[DoctorFinding]:
         yield DOCTOR_TEXTS.notices["missing-ranks"].finding("missing-ranks", problem, first)
 
 
-_COVERED_BY_RULES = frozenset(("no-gpu-events", "graph-mode", "no-launch", "no-ranges"))
+_COVERED_BY_RULES = frozenset(("no-gpu-events", "graphs-whole", "no-launches", "no-ranges"))
 
 
 def _from_notices(
@@ -223,10 +223,9 @@ def _from_notices(
         yield text.finding(first.code, notice_sentence(first), ranks, reader)
 
 
-def _unreadable_files(files: Sequence[tuple[str, str]]) -> Iterable[DoctorFinding]:
-    for path, message in files:
-        text = message if path in message else f"{path}: {message}"
-        yield DOCTOR_TEXTS.notices["unreadable"].finding("unreadable", text, ())
+def _unreadable_files(messages: Sequence[str]) -> Iterable[DoctorFinding]:
+    for message in messages:
+        yield DOCTOR_TEXTS.notices["unreadable"].finding("unreadable", message, ())
 
 
 EXTRA_RULES: dict[str, Callable[[RankFacts], bool]] = {

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, get_args
+from typing import Any, NamedTuple, Self, TypeVar, get_args
 
 import msgspec
 import polars as pl
@@ -164,7 +164,7 @@ def decode(
     try:
         return _decode(data, document_type)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: {_problem(data, document_type, error)}", hint=hint) from error
+        raise InputError(_problem(data, document_type, error), path=path, hint=hint) from error
 
 
 def _decode(data: bytes, document_type: type[Document]) -> Document:
@@ -193,15 +193,15 @@ def read_document(
     try:
         data = checked_path(path, "file").read_bytes()
     except FileNotFoundError as error:
-        raise InputError(f"{path}: there is no such file", hint=hint) from error
+        raise InputError("there is no such file", path=path, hint=hint) from error
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}", hint=hint) from error
+        raise InputError(f"cannot be read: {error.strerror}", path=path, hint=hint) from error
     if data.startswith(GZIP):
         data = inflate_whole(data, str(path))
     document = decode(data, document_type, path, hint=hint)
     for key_path, number in _numbers(to_plain(document), "$"):
         if abs(number) > (MAX_INTEGER if isinstance(number, int) else MAX_MAGNITUDE):
-            raise InputError(f"{path}: {key_path}: the number is too large", hint=hint)
+            raise InputError(f"{key_path}: the number is too large", path=path, hint=hint)
     return document
 
 
@@ -221,16 +221,39 @@ def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
         yield path, value
 
 
+class SchemaProblem(NamedTuple):
+    """What ``msgspec``, which has only sentences, says is wrong with a document."""
+
+    json_path: str
+    text: str
+    missing_key: str | None = None
+    unknown_key: str | None = None
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        """Return what an error of ``msgspec`` says.
+
+        >>> SchemaProblem.of(msgspec.ValidationError("Object contains unknown field `wen` - at `$.rule[1]`"))
+        SchemaProblem(json_path='$.rule[1]', text='unknown key wen', missing_key=None, unknown_key='wen')
+        """
+        message, _, json_path = str(error).replace("`", "").partition(" - at ")
+        _, is_missing, missing_key = message.partition("Object missing required field ")
+        _, is_unknown, unknown_key = message.partition("Object contains unknown field ")
+        if is_missing:
+            return cls(json_path or "$", f"lacks the key {missing_key}", missing_key=missing_key)
+        if is_unknown:
+            return cls(json_path or "$", f"unknown key {unknown_key}", unknown_key=unknown_key)
+        return cls(json_path or "$", f"{message[:1].lower()}{message[1:]}")
+
+
 def problem_text(error: Exception) -> str:
     """Return an error of ``msgspec`` with the place in front.
 
     >>> problem_text(msgspec.ValidationError("Expected `int`, got `str` - at `$.ranks[0].span_ns`"))
     '$.ranks[0].span_ns: expected int, got str'
     """
-    message, _, json_path = str(error).replace("`", "").partition(" - at ")
-    message = message.replace("Object missing required field", "lacks the key")
-    message = message.replace("Object contains unknown field", "unknown key")
-    return f"{json_path or '$'}: {message[:1].lower()}{message[1:]}"
+    problem = SchemaProblem.of(error)
+    return f"{problem.json_path}: {problem.text}"
 
 
 def _problem(data: bytes, document_type: type[Any], error: Exception) -> str:

@@ -55,15 +55,15 @@ def with_predictions(
                     "schedules tried: searching their order takes too long for a "
                     "run of this size"
                 ),
-                values={"schedules": tuple(searched_names())},
+                values={"case": "searched", "schedules": tuple(searched_names())},
             )
         )
     if reason is not None:
         notices.append(
             Notice(
-                "what-if-ideal-only",
+                "what-if-limited",
                 (f"no schedule's span could be predicted, only its ideal: {reason}"),
-                values={"reason": reason},
+                values={"case": "ideal_only", "reason": reason},
             )
         )
     table = what_if_rows(

@@ -68,7 +68,7 @@ def recordings_beside(discovery: Discovery) -> tuple[Notice, ...]:
                 f"{shlex.quote(os.path.commonpath(folders))}` shows who joins late, and "
                 "hangs"
             ),
-            values={"path": os.path.commonpath(folders)},
+            values={"case": "beside", "path": os.path.commonpath(folders)},
         ),
     )
 

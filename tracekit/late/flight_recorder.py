@@ -91,14 +91,14 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
     data = _read_bytes(Path(path), shown)
     dump = load_plain_pickle(data, name=shown) if is_pickle(data) else _load_json(data, shown)
     if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list | tuple):
-        raise InputError(f"{shown}: is not a flight-recorder dump", hint=_DUMP_AGAIN)
+        raise InputError("is not a flight-recorder dump", path=shown, hint=_DUMP_AGAIN)
     version, notices = _check_version(dump.get("version"), shown)
     raw_entries = dump.get("entries", ())
     entries, damaged = _read_entries(raw_entries)
     if damaged:
         notices.append(
             Notice(
-                "damaged-entries",
+                "bad-events",
                 (f"{shown}: {damaged:,} {verb(damaged, 'entry', 'entries')} cannot be read"),
                 values={"case": "entries", "file": shown, "count": damaged},
             )
@@ -133,7 +133,7 @@ def _read_bytes(path: Path, shown: str) -> bytes:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(
-            f"{shown}: cannot be read: {error.strerror}", hint="check its permissions"
+            f"cannot be read: {error.strerror}", path=shown, hint="check its permissions"
         ) from error
     return inflate_whole(data, shown) if data.startswith(GZIP) else data
 
@@ -143,7 +143,9 @@ def _load_json(data: bytes, shown: str) -> object:
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{shown}: is not JSON to its end: {error}", hint=_DUMP_AGAIN) from error
+        raise InputError(
+            f"is not JSON to its end: {error}", path=shown, hint=_DUMP_AGAIN
+        ) from error
 
 
 def _check_version(version: object, shown: str) -> tuple[str | None, list[Notice]]:
@@ -161,8 +163,8 @@ def _check_version(version: object, shown: str) -> tuple[str | None, list[Notice
             )
         ]
     if int(major) != MAJOR_VERSION:
-        problem = f"{shown}: is a flight-recorder dump of version {version}; versions 2.0 and later are read"
-        raise InputError(problem, hint="dump it with PyTorch 2.5 or later")
+        problem = f"is a flight-recorder dump of version {version}; versions 2.0 and later are read"
+        raise InputError(problem, path=shown, hint="dump it with PyTorch 2.5 or later")
     notices = []
     if int(minor) > NEWEST_MINOR_VERSION:
         values: NoticeValues = {

@@ -303,12 +303,13 @@ def _run_notices(
     if alone and len(ranks) > 1:
         notices.append(
             Notice(
-                "records-apart",
+                "clocks-apart",
                 (
                     f"{of_ranks(tuple(alone))}shares no operation with other ranks: its record is of "
                     "another time, or of another run"
                 ),
                 ranks=tuple(alone),
+                values={"case": "no_operation_shared"},
             )
         )
     return notices + _clock_notices(clocks, arrivals)
@@ -333,24 +334,25 @@ def _clock_notices(clocks: Mapping[int, RecordedClock], arrivals: Arrivals) -> l
     if apart_ns:
         hours = round(max(apart_ns.values()) / 3.6e12, 1)
         notice = Notice(
-            "recorded-clocks-apart",
+            "clocks-apart",
             (
                 f"{of_ranks(tuple(apart_ns))}the clock is {hours} h off: it is wrong, or the record is of "
                 "another run"
             ),
             ranks=tuple(apart_ns),
-            values={"hours": hours},
+            values={"case": "hours", "hours": hours},
         )
         notices.append(notice)
     if unknown and arrivals.basis != "durations":
         notices.append(
             Notice(
-                "recorded-clocks-unknown",
+                "clocks-apart",
                 (
                     f"{of_ranks(tuple(unknown))}the clock ran differently from others, or jumped: times of "
                     "calls are not compared with it"
                 ),
                 ranks=tuple(unknown),
+                values={"case": "not_constant"},
             )
         )
     return notices

@@ -125,10 +125,12 @@ def read(path: str | Path, *, rank: int | None = None, name: str | None = None) 
             group_sizes[header.id] = header.n_ranks
         _add_row(columns, line)
     if metadata is None:
-        raise InputError(f"{shown}: has no line of an NCCL Inspector log", hint=_HOW_TO_RECORD)
+        raise InputError("has no line of an NCCL Inspector log", path=shown, hint=_HOW_TO_RECORD)
     if len(processes) > 1:
         raise InputError(
-            f"{shown}: holds lines of {len(processes)} processes", hint="name one log per process"
+            f"holds lines of {len(processes)} processes",
+            path=shown,
+            hint="name one log per process",
         )
     columns["rank"] = [rank] * len(columns["id"])
     columns["source"] = ["nccl_inspector"] * len(columns["id"])
@@ -170,7 +172,7 @@ def _notices(shown: str, problems: Counter[str], version: str | None) -> tuple[N
         damage = "cut off" if problem == "cut_lines" else "damaged"
         values = {"case": problem, "file": shown, "count": count}
         message = f"{shown}: {counted(count, 'line')} {verb(count, 'is', 'are')} {damage}"
-        notices.append(Notice("damaged-entries", message, values=values))
+        notices.append(Notice("bad-events", message, values=values))
     return tuple(notices)
 
 
@@ -207,10 +209,10 @@ def _blocks(path: Path, shown: str) -> Iterator[bytes]:
                     raise inflation_error(shown, size)
                 yield block
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{shown}: is a damaged gzip file", hint="copy it again") from error
+        raise InputError("is a damaged gzip file", path=shown, hint="copy it again") from error
     except OSError as error:
         raise InputError(
-            f"{shown}: cannot be read: {error.strerror}", hint="check its permissions"
+            f"cannot be read: {error.strerror}", path=shown, hint="check its permissions"
         ) from error
 
 

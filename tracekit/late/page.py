@@ -67,7 +67,7 @@ def render_late_page(run: WholeRun) -> str:
     ]
     parts = [
         f"<h1>{html(title)}</h1>",
-        list_of_lines([text for text in _fact_lines(run) if text != title]),
+        list_of_lines(_fact_lines(run)),
         heat_map(run),
         collective_timeline(run),
         transfer_lines(run),

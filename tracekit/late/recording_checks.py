@@ -50,10 +50,14 @@ def _without_repetitions(
         unique_table = table.filter(is_first)
         repeated = len(table) - len(unique_table)
         if repeated:
-            values: NoticeValues = {"file": part.source.path, "entries": repeated}
+            values: NoticeValues = {
+                "case": "entries",
+                "file": part.source.path,
+                "entries": repeated,
+            }
             notices.append(
                 Notice(
-                    "recorder-repeated",
+                    "repeated-events",
                     (
                         f"{of_ranks(_ranks_of([part]))}{part.source.path}: {counted(repeated, 'entry')} stood "
                         "there twice and count once"
@@ -88,7 +92,7 @@ def without_copies(parts: Sequence[RankCollectives]) -> tuple[list[RankCollectiv
         files = tuple(part.source.path for part in alike)
         notices.append(
             Notice(
-                "recorder-copied",
+                "copied-ranks",
                 (
                     f"{of_ranks(_ranks_of(alike))}{joined(files)} have the same times to the nanosecond: they "
                     "are copies of one rank's file, and all are left out"

@@ -94,11 +94,9 @@ def read_recording(ref: SourceRef) -> RankCollectives:
 def _failure_notice(ref: SourceRef, error: TracekitError) -> Notice:
     values: NoticeValues = {"case": "recording", "path": ref.path, "error": error.message}
     if ref.rank is None:
-        return Notice(
-            "recording-failed", (f"a recording is left out: {error.message}"), values=values
-        )
+        return Notice("rank-failed", (f"a recording is left out: {error.message}"), values=values)
     return Notice(
-        "recording-failed",
+        "rank-failed",
         f"rank {ref.rank} is left out: {error.message}",
         ranks=(ref.rank,),
         values=values | {"case": "rank"},
@@ -307,6 +305,7 @@ def _process_ranks(sources: Sequence[Recording]) -> tuple[list[int], list[Notice
     largest_groups = [max(source.group_sizes.values(), default=0) for source in sources]
     first = sources[order[0]]
     values: NoticeValues = {
+        "case": "processes",
         "processes": len(sources),
         "largest_group": max(largest_groups),
         "first_host": first.host,

@@ -88,7 +88,8 @@ def _read_entry(store: Path) -> RecordingsEntry:
     ranks_and_recorders = [(source.rank, source.recorder) for source in entry.sources]
     if len(set(ranks_and_recorders)) < len(ranks_and_recorders):
         raise InputError(
-            f"{store / RECORDINGS_FOLDER / ENTRY}: is damaged: it lists a dump twice",
+            "is damaged: it lists a dump twice",
+            path=store / RECORDINGS_FOLDER / ENTRY,
             hint=INGEST_AGAIN,
         )
     return entry
@@ -104,9 +105,9 @@ def _read_collectives(store: Path, entry: RecordingsEntry) -> pl.DataFrame:
         table = read_table(data, COLLECTIVES)
         check_collectives(table, rows=entry.rows)
     except ValueError as error:
-        raise InputError(f"{file}: is damaged: {error}", hint=INGEST_AGAIN) from error
+        raise InputError(f"is damaged: {error}", path=file, hint=INGEST_AGAIN) from error
     except MachineError as error:
-        raise MachineError(f"{file}: {error.message}", hint=error.hint) from None
+        raise MachineError(error.message, path=file, hint=error.hint) from None
     except (pl.exceptions.PolarsError, OSError, MemoryError) as error:
         raise read_error(error, file, hint=INGEST_AGAIN) from error
     return table

@@ -47,13 +47,11 @@ def _details(run: WholeRun) -> list[str]:
 
 def _facts(run: WholeRun) -> list[str]:
     """Return what else is worth a sentence: the first line is not repeated."""
-    first = view.headline(run.document)
     sentences = []
     if run.document.hang is not None and not run.document.hang.certain:
         sentences.append(view.hang_sentence(run.document.hang))
         sentences += view.hang_details(run.document.hang)
-    sentences += view.fact_sentences(run.document, most=MAX_FACTS)
-    return [sentence for sentence in sentences if sentence != first]
+    return sentences + view.fact_sentences(run.document, most=MAX_FACTS)
 
 
 def render_text(run: WholeRun) -> str:

@@ -48,20 +48,32 @@ MAX_LATE_ROWS = 12
 
 def headline(run: LateDocument) -> str:
     """Return the answer in one sentence: a hang, who is late, what became slow, or that nothing stands out."""
-    if run.hang is not None and run.hang.certain:
-        return hang_sentence(run.hang)
-    culprits = [fact for fact in run.late if fact.cause != "waited_itself"]
-    if culprits:
-        return late_sentence(culprits[0], run)
-    if run.slow_links:
-        return link_sentence(run.slow_links[0])
-    if run.pipelines and not run.compared:
-        return pipeline_sentence(run.pipelines[0])
+    match _headline_fact(run):
+        case Hang() as hang:
+            return hang_sentence(hang)
+        case LateRanks() as late_ranks:
+            return late_sentence(late_ranks, run)
+        case SlowLink() as link:
+            return link_sentence(link)
+        case PipelineOrder() as pipeline:
+            return pipeline_sentence(pipeline)
     if not run.compared:
         return "No collective was recorded on several ranks: who joins late cannot be told."
     return (
         f"No rank stands out: {counted(run.compared, 'collective')} compared over {_extent(run)}."
     )
+
+
+def _headline_fact(run: LateDocument) -> Hang | LateRanks | SlowLink | PipelineOrder | None:
+    """Return what the headline is about; None if nothing stands out."""
+    if run.hang is not None and run.hang.certain:
+        return run.hang
+    culprits = [fact for fact in run.late if fact.cause != "waited_itself"]
+    if culprits:
+        return culprits[0]
+    if run.slow_links:
+        return run.slow_links[0]
+    return run.pipelines[0] if run.pipelines and not run.compared else None
 
 
 def late_sentence(fact: LateRanks, run: LateDocument) -> str:
@@ -350,10 +362,16 @@ def transfer_table(run: LateDocument) -> Table | None:
 
 
 def fact_sentences(run: LateDocument, *, most: int | None = None) -> list[str]:
-    """Return a sentence about each late rank, slow link and pipeline; of each kind the first *most*, or all."""
-    sentences = [late_sentence(late_ranks, run) for late_ranks in run.late[:most]]
-    sentences += [link_sentence(link) for link in run.slow_links[:most]]
-    sentences += [pipeline_sentence(pipeline) for pipeline in run.pipelines[:most]]
+    """Return a sentence about each late rank, slow link and pipeline, but for what the headline says.
+
+    Of each kind these are the first *most*, or all.
+    """
+    above = _headline_fact(run)
+    sentences = [late_sentence(fact, run) for fact in run.late[:most] if fact is not above]
+    sentences += [link_sentence(link) for link in run.slow_links[:most] if link is not above]
+    sentences += [
+        pipeline_sentence(pipeline) for pipeline in run.pipelines[:most] if pipeline is not above
+    ]
     return sentences
 
 

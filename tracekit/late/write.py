@@ -19,7 +19,8 @@ def check_late_output(path: Path) -> None:
     """Raise if a result cannot be written to a file of this name."""
     if path.suffix not in LATE_EXTENSIONS:
         raise OptionError(
-            f"{path}: cannot write {path.suffix or 'a file without extension'}",
+            f"cannot write {path.suffix or 'a file without extension'}",
+            path=path,
             hint=f"use {', '.join(LATE_EXTENSIONS)}",
         )
 

@@ -69,7 +69,7 @@ def memory(
                 Notice(
                     "memory-snapshot-failed",
                     (f"a memory snapshot is left out: {error.message}"),
-                    values={"error": error.message},
+                    values={"case": "unreadable", "error": error.message},
                 )
             )
     if not snapshots:

@@ -39,7 +39,8 @@ def measure_gpus(
             notices.append(with_ranks(notice, ranks))
     if not measured:
         raise InputError(
-            f"{snapshots[0].path}: holds no allocation",
+            "holds no allocation",
+            path=snapshots[0].path,
             hint="write it while the model is in memory",
         )
     return measured, notices

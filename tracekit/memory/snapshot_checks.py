@@ -58,7 +58,7 @@ def check_segments(segments: pl.DataFrame, blocks: pl.DataFrame, name: str) -> N
     ]
     for holds, problem in problems:
         if holds:
-            raise InputError(f"{name}: has {problem}", hint="write the snapshot again")
+            raise InputError(f"has {problem}", path=name, hint="write the snapshot again")
 
 
 def history_contradiction(

@@ -64,8 +64,8 @@ def read_memory_snapshots(path: str | Path, *, name: str | None = None) -> list[
     first = parse_memory_snapshot(content, name=shown)
     devices = used_devices(content)
     if len(devices) > MAX_GPUS_PER_SNAPSHOT:
-        problem = f"{shown}: names {len(devices):,} GPUs, and a process has at most {MAX_GPUS_PER_SNAPSHOT}"
-        raise InputError(problem, hint=_WRITE_AGAIN)
+        problem = f"names {len(devices):,} GPUs, and a process has at most {MAX_GPUS_PER_SNAPSHOT}"
+        raise InputError(problem, path=shown, hint=_WRITE_AGAIN)
     others = [device for device in devices if device != first.device]
     if not others:
         return [_checked(first)]
@@ -101,7 +101,7 @@ def _load(path: str | Path, shown: str) -> object:
         data = Path(path).read_bytes()
     except OSError as error:
         raise InputError(
-            f"{shown}: cannot be read: {error.strerror}", hint="check its permissions"
+            f"cannot be read: {error.strerror}", path=shown, hint="check its permissions"
         ) from error
     if data.startswith(GZIP):
         data = inflate_whole(data, shown)
@@ -130,12 +130,13 @@ def _without_contradicting_history(snapshot: MemorySnapshot) -> MemorySnapshot:
     if problem is None:
         return snapshot
     values: NoticeValues = {
+        "case": "contradiction",
         "file": snapshot.path,
         "problem": problem,
         "events": len(snapshot.events),
     }
     notice = Notice(
-        "memory-contradiction",
+        "memory-snapshot-failed",
         (
             f"{snapshot.path} contradicts itself: "
             f"{CONTRADICTIONS[problem]}. Its "
@@ -160,7 +161,7 @@ def parse_memory_snapshot(
     """
     if not isinstance(content, dict) or not _has_lists(content, SNAPSHOT_KEYS):
         hint = "torch.cuda.memory._dump_snapshot writes one"
-        raise InputError(f"{name}: is not a memory snapshot", hint=hint)
+        raise InputError("is not a memory snapshot", path=name, hint=hint)
     with cycle_collection_paused():
         return _parse_content(content, name, device)
 
@@ -262,8 +263,8 @@ class _Stacks:
             raise self._frame_error()
 
     def _frame_error(self) -> InputError:
-        problem = f"{self._name}: has a frame without name, file or line"
-        return InputError(problem, hint=_WRITE_AGAIN)
+        problem = "has a frame without name, file or line"
+        return InputError(problem, path=self._name, hint=_WRITE_AGAIN)
 
 
 def _dicts(values: object, where: str) -> list[dict[str, Any]]:
@@ -407,16 +408,18 @@ def _notices(
                     f"GPU {device} are used"
                 ),
                 values={"gpus": len(others) + 1, "device": device},
+                severity="note",
             )
         )
     if not history:
         notices.append(
             Notice(
-                "memory-no-history",
+                "memory-history-short",
                 (
                     "the snapshot has no history of allocations: it shows only "
                     "what was allocated when it was written"
                 ),
+                values={"case": "none"},
             )
         )
     elif not stacks.stacks:
@@ -429,9 +432,9 @@ def _notices(
     if unknown:
         notices.append(
             Notice(
-                "memory-unknown-events",
+                "bad-events",
                 (f"{counted(unknown, 'event')} of unknown kinds were left out"),
-                values={"events": unknown},
+                values={"case": "unknown_kind", "events": unknown},
             )
         )
     return tuple(notices)

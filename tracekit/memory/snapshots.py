@@ -38,7 +38,8 @@ class RankSnapshot:
         )
         if contents is None:
             raise InputError(
-                f"{snapshot.path}: holds no allocation",
+                "holds no allocation",
+                path=snapshot.path,
                 hint="write it while the model is in memory",
             )
         return cls(snapshot.path, rank, len(snapshot.events), contents)

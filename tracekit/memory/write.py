@@ -19,7 +19,7 @@ def check_memory_output(path: Path, extensions: Collection[str] = MEMORY_EXTENSI
     """Raise if a result cannot be written to a file of this name."""
     if path.suffix not in extensions:
         kind = path.suffix or "a file without extension"
-        raise OptionError(f"{path}: cannot write {kind}", hint=f"use {', '.join(extensions)}")
+        raise OptionError(f"cannot write {kind}", path=path, hint=f"use {', '.join(extensions)}")
 
 
 def write_memory(result: SnapshotReport | SnapshotDiff, path: Path) -> None:

@@ -84,7 +84,7 @@ def read_gpu_rates(path: str | Path) -> GpuRates:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(
-            f"{path}: cannot be read: {error}", hint="give a table of rates"
+            f"cannot be read: {error}", path=path, hint="give a table of rates"
         ) from None
     rows = list(csv.reader(text.splitlines()))
     if not rows or tuple(rows[0]) != COLUMNS:

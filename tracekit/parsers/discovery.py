@@ -141,7 +141,7 @@ def _no_trace_error(
         "memory_snapshot": "tracekit memory shows what they hold; with a profiler trace beside them, analyze does"
     }
     hint = hints.get(recordings[0].reader, "tracekit late reads them")
-    return InputError(f"{name}: no profiler trace, only {kinds}", hint=hint)
+    return InputError(f"no profiler trace, only {kinds}", path=name, hint=hint)
 
 
 def _apply_rank_option(refs: list[SourceRef], rank: int | None) -> list[SourceRef]:
@@ -155,7 +155,8 @@ def _apply_rank_option(refs: list[SourceRef], rank: int | None) -> list[SourceRe
         if refs[0].rank not in (None, rank):
             origin = f"its {refs[0].rank_from} says so"
             raise OptionError(
-                f"{refs[0].path}: is rank {refs[0].rank} ({origin}), not {rank}",
+                f"is rank {refs[0].rank} ({origin}), not {rank}",
+                path=refs[0].path,
                 hint="leave --file-rank out",
             )
         if refs[0].rank is None:
@@ -207,15 +208,15 @@ def _expand(path: str, *, alone: bool) -> Discovery:
         members = list(_walk(Path(path), MAX_FOLDER_DEPTH))
         if not members:
             raise InputError(
-                f"{Path(path)}: is an empty folder", hint="name the folder that holds the traces"
+                "is an empty folder", path=Path(path), hint="name the folder that holds the traces"
             )
         return _from_many(str(Path(path)), members)
     if glob.has_magic(path):
         names = sorted(glob.glob(path, recursive=True))  # noqa: PTH207  # patterns may be absolute
         if not names:
-            raise InputError(f"{path}: matches nothing", hint="check the pattern")
+            raise InputError("matches nothing", path=path, hint="check the pattern")
         return _from_many(path, chain.from_iterable(_members(Path(name)) for name in names))
-    raise InputError(f"{path}: there is no such file or folder", hint="check the path")
+    raise InputError("there is no such file or folder", path=path, hint="check the path")
 
 
 def _is_source(path: str) -> bool:
@@ -242,9 +243,7 @@ def _from_file(path: str, *, alone: bool) -> Discovery:
             (), (Notice("not-a-trace", (f"skipped {file.name}: {ref.why}"), values=values),)
         )
     hint = ref.hint or _WHAT_IS_READ
-    if ref.why.startswith("cannot be read"):
-        hint = "check its permissions"
-    raise InputError(f"{path}: {ref.why}", hint=hint)
+    raise InputError(ref.why, path=path, hint=hint)
 
 
 def _members(path: Path) -> Iterable[Path]:
@@ -261,7 +260,7 @@ def _walk(folder: Path, depth: int, above: tuple[Path, ...] = ()) -> Iterable[Pa
         if above:
             return  # a subfolder without permission does not stop the search
         raise InputError(
-            f"{folder}: cannot be read: {error.strerror}", hint="check its permissions"
+            f"cannot be read: {error.strerror}", path=folder, hint="check its permissions"
         ) from error
     for member in members:
         if member.name.startswith("."):
@@ -310,7 +309,8 @@ def _discovery(path: str, files: Mapping[str, SourceRef | FileType]) -> Discover
         shown_reasons = f": {listing(reasons, most=2)}" if reasons else ""
         hints = dict.fromkeys(file_type.hint for file_type in others.values() if file_type.hint)
         raise InputError(
-            f"{path}: holds no traces ({counted(len(others), 'other file')}{shown_reasons})",
+            f"holds no traces ({counted(len(others), 'other file')}{shown_reasons})",
+            path=path,
             hint=next(iter(hints), "name the traces' own folder"),
         )
     if len(refs) == 1 and refs[0].rank is None:
@@ -390,6 +390,7 @@ def _drop_duplicate_exports(refs: list[SourceRef]) -> tuple[list[SourceRef], lis
                     "several-exports",
                     (f"read {best.name}; the same report is also there as {listed(names)}"),
                     values={"file": best.name, "others": names},
+                    severity="note",
                 )
             )
     return remaining, notices
@@ -410,7 +411,9 @@ def _reference(path: Path, shown: str) -> SourceRef | FileType:
             size = status.st_size
             file_type = _detect_type(path, status)
     except OSError as error:
-        file_type = unreadable_file(f"cannot be read: {error.strerror}")
+        file_type = unreadable_file(
+            f"cannot be read: {error.strerror}", hint="check its permissions"
+        )
     if file_type.reader == "store":
         folder = path.parent if path.name == STORE_MANIFEST else path
         return SourceRef(str(folder), "store", bytes=size)
@@ -474,5 +477,5 @@ def _expand_remote(url: str) -> Discovery:
     shown = remote.public_url(url)
     first, *others = files.values()
     if isinstance(first, FileType) and not others:
-        raise InputError(f"{shown}: {first.why}", hint=first.hint or _WHAT_IS_READ)
+        raise InputError(first.why, path=shown, hint=first.hint or _WHAT_IS_READ)
     return _discovery(shown, files)

@@ -92,17 +92,17 @@ class FileType(msgspec.Struct, frozen=True):
     rank: int | None = None
     world_size: int | None = None
     why: str = ""  # reason why the file is not a trace
-    hint: str = ""  # what to do, of a recording of another tool
+    hint: str = ""  # what to do, where that depends on what the file is
     is_unreadable: bool = False  # nothing can be read of it: it may be what is left of a trace
 
 
-def unreadable_file(why: str) -> FileType:
+def unreadable_file(why: str, hint: str = "") -> FileType:
     """Return the type of a file of which nothing can be read.
 
     >>> unreadable_file("is empty").reader is None
     True
     """
-    return FileType(None, why=why, is_unreadable=True)
+    return FileType(None, why=why, hint=hint, is_unreadable=True)
 
 
 def detect_file_type(head: bytes, tail: bytes = b"") -> FileType:

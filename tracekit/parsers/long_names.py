@@ -42,8 +42,8 @@ def shorten_names(names: pl.Series) -> tuple[pl.Series, set[str]]:
 def long_name_notice(count: int) -> Notice:
     """Return the notice that says how many names were shortened."""
     return Notice(
-        "long-names",
+        "bad-text",
         (f"{counted(count, 'name')} longer than {MAX_NAME_CHARS:,} characters shortened"),
-        values={"count": count, "limit": MAX_NAME_CHARS},
+        values={"case": "too_long", "count": count, "limit": MAX_NAME_CHARS},
         severity="note",
     )

@@ -103,7 +103,7 @@ def read_operation_timeline(path: str | Path) -> OperationTimeline:
         ranks = ranks_of_threads.get((event.pid, event.tid))
         if ranks is None:
             raise InputError(
-                f"{path}: thread {event.tid} of process {event.pid} has no name", hint=_HINT
+                f"thread {event.tid} of process {event.pid} has no name", path=path, hint=_HINT
             )
         arguments = event.args
         rows.append(
@@ -121,7 +121,8 @@ def read_operation_timeline(path: str | Path) -> OperationTimeline:
         )
     if not any(row[4] in CELL_OPERATIONS for row in rows):
         raise InputError(
-            f"{path}: is not a timeline of operations: no {' or '.join(CELL_OPERATIONS)}",
+            f"is not a timeline of operations: no {' or '.join(CELL_OPERATIONS)}",
+            path=path,
             hint=_HINT,
         )
     start_ns = (pl.col("ts") * 1000).round().cast(pl.Int64)
@@ -131,8 +132,8 @@ def read_operation_timeline(path: str | Path) -> OperationTimeline:
     )
     unusable = table.filter(pl.col("step").is_null() | pl.col("number").is_null()).height
     if unusable:
-        problem = f"{path}: {unusable:,} of {len(rows):,} operations have no step or number"
-        raise InputError(problem, hint=_HINT)
+        problem = f"{unusable:,} of {len(rows):,} operations have no step or number"
+        raise InputError(problem, path=path, hint=_HINT)
     timed = table.filter(pl.col("dur") >= 0)
     order = ("replica", "pipeline_rank", "tensor_rank", "start_ns", "end_ns")
     return OperationTimeline(
@@ -149,10 +150,12 @@ def _decode(path: Path) -> list[_TimelineEvent]:
         return msgspec.json.decode(raw, type=list[_TimelineEvent])
     except OSError as error:
         raise InputError(
-            f"{path}: cannot be read: {error.strerror}", hint="check the path"
+            f"cannot be read: {error.strerror}", path=path, hint="check the path"
         ) from error
     except (msgspec.DecodeError, zlib.error, gzip.BadGzipFile, EOFError) as error:
-        raise InputError(f"{path}: is not a timeline of operations: {error}", hint=_HINT) from error
+        raise InputError(
+            f"is not a timeline of operations: {error}", path=path, hint=_HINT
+        ) from error
 
 
 def _threads(events: list[_TimelineEvent]) -> dict[tuple[int, int], tuple[int, int]]:

@@ -83,7 +83,7 @@ def load_plain_pickle(data: bytes, *, name: str) -> object:
         except (pickle.UnpicklingError, UnicodeDecodeError, ValueError, EOFError):
             problem = "is a damaged pickle"
     raise InputError(
-        f"{name}: {problem}", hint="dump it again with PyTorch; other pickles are not read"
+        problem, path=name, hint="dump it again with PyTorch; other pickles are not read"
     )
 
 

@@ -208,9 +208,11 @@ def keep_rank_events(gpu: pl.DataFrame) -> tuple[pl.DataFrame, list[Pair], dict[
 def refuse_many_ranks(pairs: Sequence[Pair], path: Path) -> None:
     """Raise InputError if a report has more ranks than a machine."""
     if len(pairs) > MAX_RANKS_PER_REPORT:
-        problem = f"{path}: {len(pairs):,} pairs of process and GPU ran something"
+        problem = f"{len(pairs):,} pairs of process and GPU ran something"
         limit = f"a report has at most {MAX_RANKS_PER_REPORT} ranks"
-        raise InputError(f"{problem}, and {limit}", hint="export the report of one machine again")
+        raise InputError(
+            f"{problem}, and {limit}", path=path, hint="export the report of one machine again"
+        )
 
 
 def number_ranks(
@@ -360,24 +362,24 @@ def rank_notices(
     if launches:
         notices.append(
             Notice(
-                "graph-mode",
+                "graphs-whole",
                 (
                     f"{launches:,} CUDA graph launches were recorded whole, "
                     "without their kernels; record with --cuda-graph-trace=node "
                     "to see inside"
                 ),
-                values={"launches": launches},
+                values={"case": "recorded", "launches": launches},
             )
         )
     if without_launch:
         notices.append(
             Notice(
-                "no-launch",
+                "no-launches",
                 (
                     f"{without_launch:,} of {gpu_count:,} GPU events have no "
                     "launch in the file; these are labelled by name alone"
                 ),
-                values={"count": without_launch, "total": gpu_count},
+                values={"case": "labelled_by_name", "count": without_launch, "total": gpu_count},
             )
         )
     if not counts.get("cpu_op") and not counts.get("annotation"):
@@ -404,6 +406,7 @@ def rank_notices(
                     "NCCL payloads (export again with --include-json=true, or "
                     "--include-blobs=true)"
                 ),
+                values={"case": "not_exported"},
             )
         )
     elif not with_peer["group"].cast(pl.String).is_in(list(world)).fill_null(False).all():

@@ -69,7 +69,7 @@ def list_files(url: str, *, depth: int) -> dict[str, int]:
             source = _IN_EXPORTED_FOLDER.sub(r"\1", name)
             sizes[source] = sizes.get(source, 0) + int(info.get("size") or 0)
         if not sizes:
-            raise InputError(f"{url}: holds nothing", hint="check the URL")
+            raise InputError("holds nothing", path=url, hint="check the URL")
         return {system.unstrip_protocol(name): size for name, size in sizes.items()}
 
 
@@ -146,7 +146,7 @@ def _fetch_folder(system: Any, remote_path: str, local: Path) -> None:
         hint = f"an exported report has a file per table, at most {MAX_FILES_IN_EXPORTED_FOLDER:,}"
         raise InputError(problem, hint=hint)
     if list(listed) == [remote_path]:  # what fsspec says of a page without links
-        raise InputError(f"{public_url(remote_path)}: lists no files", hint="check the URL")
+        raise InputError("lists no files", path=public_url(remote_path), hint="check the URL")
     prefix = remote_path.rstrip("/") + "/"
     for file in listed:
         if not file.startswith(prefix):
@@ -188,7 +188,7 @@ def _file_system(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
     except ImportError:
         hint = f"pip install '{requirement('remote')}', or copy the files here"
-        raise InputError(f"{public_url(url)}: reading URLs needs fsspec", hint=hint) from None
+        raise InputError("reading URLs needs fsspec", path=public_url(url), hint=hint) from None
     options = {"get_client": _http_client} if _is_web(url) else {}
     system, path = url_to_fs(url, **options)
     return system, str(path)
@@ -221,8 +221,8 @@ async def _http_client(**options: Any) -> Any:
                 if len(data) > MAX_LISTING_BYTES:
                     shown = public_url(str(self.url))
                     limit = f"{MAX_LISTING_BYTES >> 20} MB"
-                    problem = f"{shown}: its list of files has more than {limit}"
-                    raise InputError(problem, hint="name the files one by one")
+                    problem = f"its list of files has more than {limit}"
+                    raise InputError(problem, path=shown, hint="name the files one by one")
             return _links_alone(data.decode("utf-8", "replace"))
 
     return aiohttp.ClientSession(
@@ -257,8 +257,8 @@ def _resolver(public_hosts: set[str]) -> Any:
             if not any(_is_private_address(address["host"]) for address in addresses):
                 public_hosts.add(host)
             elif host in public_hosts:
-                problem = f"{host}: led to a public address, and leads to a private one now"
-                raise InputError(problem, hint="name that address yourself")
+                problem = "led to a public address, and leads to a private one now"
+                raise InputError(problem, path=host, hint="name that address yourself")
             return addresses
 
     return Resolver()
@@ -360,7 +360,7 @@ def _input_error(url: str, error: BaseException) -> InputError:
         or getattr(error, "status", None) == HTTPStatus.NOT_FOUND
     )
     if is_gone:
-        return InputError(f"{shown}: there is no such file or folder", hint="check the URL")
+        return InputError("there is no such file or folder", path=shown, hint="check the URL")
     if isinstance(error, ImportError):
         scheme = url.partition("://")[0]
         package = _PACKAGE_OF_SCHEME.get(scheme, error.name or "")
@@ -369,19 +369,21 @@ def _input_error(url: str, error: BaseException) -> InputError:
         if package and not is_s3:
             install.append(package)
         return InputError(
-            f"{shown}: reading {scheme}:// URLs needs {package or 'the extra remote'}",
+            f"reading {scheme}:// URLs needs {package or 'the extra remote'}",
+            path=shown,
             hint=f"{' '.join(install)}, or copy the files here",
         )
     if isinstance(error, TimeoutError):
-        problem = f"{shown}: the server did not answer within {ANSWER_TIMEOUT_S:.0f} s"
-        return InputError(problem, hint="try again, or copy the files here")
+        problem = f"the server did not answer within {ANSWER_TIMEOUT_S:.0f} s"
+        return InputError(problem, path=shown, hint="try again, or copy the files here")
     if _is_refused(error):
         return InputError(
-            f"{shown}: connection refused",
+            "connection refused",
+            path=shown,
             hint="check that the server runs, and the port in the URL",
         )
     return InputError(
-        f"{shown}: cannot be read: {_reason(error)}", hint="check the URL and your access to it"
+        f"cannot be read: {_reason(error)}", path=shown, hint="check the URL and your access to it"
     )
 
 

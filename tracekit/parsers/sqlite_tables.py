@@ -130,7 +130,7 @@ class SqliteTables:
                 }
         except _SQLITE_ERRORS as error:
             raise InputError(
-                f"{path}: the sqlite file is damaged", hint=format.write_again
+                "the sqlite file is damaged", path=path, hint=format.write_again
             ) from error
         self.tables = frozenset(names)
         if missing_bytes := _missing_bytes(path):
@@ -199,7 +199,7 @@ class SqliteTables:
             self._check_texts(table, sorted(self._columns.get(table, ())))
         except _QueryError as error:
             raise InputError(
-                f"{self.path}: the sqlite file is damaged", hint=self._format.write_again
+                "the sqlite file is damaged", path=self.path, hint=self._format.write_again
             ) from error
 
     def _check_texts(self, table: str, columns: Sequence[str]) -> None:
@@ -221,8 +221,8 @@ class SqliteTables:
 
     def _refuse_more_than(self, limit: int, count: int) -> None:
         if count > limit:
-            problem = f"{self.path}: a table holds more than the file has bytes for"
-            raise InputError(problem, hint=self._format.write_again)
+            problem = "a table holds more than the file has bytes for"
+            raise InputError(problem, path=self.path, hint=self._format.write_again)
 
     def _rowid_ranges(self, table: str) -> list[str]:
         """Return WHERE clauses that cut a large table into two ranges of rowids.
@@ -249,7 +249,7 @@ class SqliteTables:
         values: NoticeValues = {"case": "in_part", "file": self.path.name, "table": table}
         self.notices.append(
             Notice(
-                "damaged-table",
+                "bad-events",
                 (f"{self.path.name}: {table} is damaged; the rows before and after were read"),
                 values=values,
             )
@@ -351,7 +351,7 @@ def _connect(uri: str, path: Path) -> sqlite3.Connection:
 
 def refuse_unreadable(path: Path, format: SqliteFormat) -> None:
     """Raise ``InputError`` if *path* is still being written, or has a view in place of a table that is read."""
-    being_written = InputError(f"{path}: another program is writing to it", hint=format.finish)
+    being_written = InputError("another program is writing to it", path=path, hint=format.finish)
     for suffix in ("-wal", "-journal"):
         log = path.with_name(path.name + suffix)
         if log.exists() and log.stat().st_size:
@@ -370,7 +370,7 @@ def refuse_unreadable(path: Path, format: SqliteFormat) -> None:
                 if not is_stored and format.is_read(name)
             ]
     except sqlite3.OperationalError as error:
-        if "locked" in str(error) or "busy" in str(error):
+        if error.sqlite_errorcode in (sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_BUSY):
             raise being_written from error
         return  # damage is reported by the read itself
     except _SQLITE_ERRORS:
@@ -378,7 +378,8 @@ def refuse_unreadable(path: Path, format: SqliteFormat) -> None:
     if computed:
         # Rows of a view come from a query in the file, which can run without end.
         raise InputError(
-            f"{path}: {computed[0]} is a view or a virtual table, not a table with rows",
+            f"{computed[0]} is a view or a virtual table, not a table with rows",
+            path=path,
             hint=format.write_again,
         )
 

@@ -194,6 +194,7 @@ def renumbering_notices(events: pl.DataFrame) -> tuple[Notice, ...]:
                 "profiler, or another loop): all steps are numbered in order of time"
             ),
             values={"step": int(repeated.sort()[0])},
+            severity="note",
         ),
     )
 

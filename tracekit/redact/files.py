@@ -58,7 +58,7 @@ def redact_each(
             raise OptionError(f"--keep {option}: there is no such part", hint=hint)
     if source.exists() and target.exists() and source.resolve() == target.resolve():
         raise OptionError(
-            f"{target}: is the trace itself", hint="write the redacted trace somewhere else"
+            "is the trace itself", path=target, hint="write the redacted trace somewhere else"
         )
     names = NameRedactor(words)  # one for all files: a group has the same pseudonym on every rank
     refs = discover(source, check=False).refs
@@ -69,7 +69,7 @@ def redact_each(
         return
     if target.is_file():
         raise OutputError(
-            f"{target}: is a file, and there are {len(refs)} traces", hint="name a folder"
+            f"is a file, and there are {len(refs)} traces", path=target, hint="name a folder"
         )
     with output_folder(target):
         if len({ref.rank for ref in refs}) < len(refs):
@@ -107,7 +107,8 @@ def _redact_file(
 
         if not target.name.endswith((".json", ".json.gz")):
             raise OptionError(
-                f"{target}: a PyTorch trace is .json or .json.gz",
+                "a PyTorch trace is .json or .json.gz",
+                path=target,
                 hint="end the output's name with that",
             )
         with atomic_write(target) as part:
@@ -119,7 +120,7 @@ def _redact_file(
 
         if target.suffix != SQLITE_SUFFIX:
             raise OptionError(
-                f"{target}: a redacted report is .sqlite", hint="end the output's name with that"
+                "a redacted report is .sqlite", path=target, hint="end the output's name with that"
             )
         with atomic_write(target) as part:
             dropped = redact_nsight(source, part, names, keep=keep)
@@ -146,7 +147,7 @@ def _unredactable_error(ref: SourceRef) -> InputError:
     what, hint = problems.get(
         ref.reader, ("this export", "nsys export --type=sqlite, then redact that")
     )
-    return InputError(f"{ref.path}: {what} cannot be redacted", hint=hint)
+    return InputError(f"{what} cannot be redacted", path=ref.path, hint=hint)
 
 
 def _output_name(ref: SourceRef) -> str:

@@ -100,8 +100,10 @@ class JsonStream:
     def damage(self, reason: str) -> InputError:
         """Return the error for what comes next."""
         position = self._characters_before + self._start
-        problem = f"{self._path}: cannot be read beyond character {position:,}: {reason}"
-        return InputError(problem, hint="nothing was written; record the trace again")
+        problem = f"cannot be read beyond character {position:,}: {reason}"
+        return InputError(
+            problem, path=self._path, hint="nothing was written; record the trace again"
+        )
 
     def _mended(self, end: int) -> Any:
         """Take a value that is not JSON, with nulls for words such as N/A."""

@@ -104,7 +104,7 @@ def redact_nsight(
             copy.close()
     except sqlite3.Error as error:
         raise InputError(
-            f"{source}: is not a readable sqlite file: {error}", hint="export the report again"
+            f"is not a readable sqlite file: {error}", path=source, hint="export the report again"
         ) from error
     return dropped | {"texts replaced": names.replaced - replaced_before}
 

@@ -401,7 +401,7 @@ def certainty(view: View) -> list[str]:
     if view.clocks is not None:
         facts.append(view.clocks.text)
     for notice in analysis.notices:
-        if notice.code == "replay-sampled":
+        if notice.code == "sampled" and notice.values["case"] == "ranks":
             replayed = notice.values["replayed"]
             count = notice.values["count"]
             facts.append(f"savings from a replay of {replayed} ranks, chosen of {count:,}")

@@ -250,9 +250,8 @@ def _reload(view: View) -> str:
 def _by(view: View) -> str:
     if view.by is None:
         return ""
-    title, _, meaning = view.by_title.partition(" (")
-    notes = [meaning.removesuffix(")")] if view.by.rows else []
-    return _section(title, replace(view.by, notes=(*notes, *view.by.notes)))
+    notes = [view.by_meaning] if view.by.rows else []
+    return _section(view.by_title, replace(view.by, notes=(*notes, *view.by.notes)))
 
 
 def _section(title: str, table: Table | None) -> str:
@@ -429,7 +428,7 @@ def _gate_step(result: GateDocument) -> str:
     """Return what became of the step time; empty if it cannot be compared with a baseline."""
     if result.obstacles:
         return ""
-    for check in _without_repeated_reasons(result.checks, words.headline(result)):
+    for check in _without_repeated_reasons(result.checks, result):
         if check.metric == "step_ms" and check.change is not None:
             return f"**{markdown(words.step_sentence(replace(result, checks=[check])))}**"
     return ""
@@ -444,7 +443,7 @@ def _gate_metrics(result: GateDocument) -> str:
     shown = telling[:MAX_GATE_ROWS]
     rest = [check for check in checks if check not in shown]
     parts = []
-    explained = _without_repeated_reasons(shown, words.headline(result))
+    explained = _without_repeated_reasons(shown, result)
     if (table := words.check_table(explained, reasons_below=True, likely_ranges=False)) is not None:
         rendered = render_table(table, fold=False)
         parts.append(keep_units_together(rendered))
@@ -464,11 +463,13 @@ def _is_telling(check: CheckResult) -> bool:
     return bool(abs(check.change) > abs(check.limit))
 
 
-def _without_repeated_reasons(checks: Sequence[CheckResult], headline: str) -> list[CheckResult]:
+def _without_repeated_reasons(
+    checks: Sequence[CheckResult], result: GateDocument
+) -> list[CheckResult]:
     """Return checks without reasons that stand elsewhere: in the headline, or as the limit that is broken."""
     explained = []
     for check in checks:
-        repeats = check.verdict == "regressed" or check.reason in headline
+        repeats = check.verdict == "regressed" or words.is_reason_in_headline(check, result)
         explained.append(replace(check, reason="") if repeats else check)
     return explained
 

@@ -1,22 +1,25 @@
 """Notices as reports show them: each as a sentence, many of a kind shortened."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from tracekit.errors import Notice, Severity, TracekitError
 
 MAX_NOTICES_OF_A_KIND = 5
-"""Notices of one code that are shown one by one."""
+"""Notices of one code and case that are shown one by one."""
 
 
 def notice_sentence(notice: Notice) -> str:
     """Return what a notice says, with the ranks it is about.
 
     >>> notice_sentence(Notice("no-steps"))
-    'no-steps (a notice of another version of tracekit)'
+    'no-steps (written by another version of tracekit: ingest the traces again to read it)'
     """
-    return notice.message or f"{notice.code} (a notice of another version of tracekit)"
+    return (
+        notice.message
+        or f"{notice.code} (written by another version of tracekit: ingest the traces again to read it)"
+    )
 
 
 def error_message(error: TracekitError) -> str:
@@ -44,7 +47,7 @@ def telling_notices(lines: Sequence[NoticeLine]) -> list[NoticeLine]:
 
 
 def shorten_notices(notices: Sequence[Notice]) -> list[NoticeLine]:
-    """Return the first notices of each code and how many more there are.
+    """Return the first notices of each code and case, and how many more there are.
 
     Failed ranks are all listed.
 
@@ -52,15 +55,20 @@ def shorten_notices(notices: Sequence[Notice]) -> list[NoticeLine]:
     >>> [line.message for line in shorten_notices(cut)][-2:]
     ['step 4 looks cut off', '2 more like this']
     """
-    totals = Counter(notice.code for notice in notices)
-    count_so_far: Counter[str] = Counter()
+    totals = Counter(map(_kind, notices))
+    count_so_far: Counter[Hashable] = Counter()
     shown: list[NoticeLine] = []
     for notice in notices:
-        count_so_far[notice.code] += 1
-        number = count_so_far[notice.code]
+        count_so_far[_kind(notice)] += 1
+        number = count_so_far[_kind(notice)]
         if number <= MAX_NOTICES_OF_A_KIND or notice.code == "rank-failed":
             shown.append(NoticeLine(notice.code, notice_sentence(notice), notice.severity))
         elif number == MAX_NOTICES_OF_A_KIND + 1:
-            more = totals[notice.code] - MAX_NOTICES_OF_A_KIND
+            more = totals[_kind(notice)] - MAX_NOTICES_OF_A_KIND
             shown.append(NoticeLine(notice.code, f"{more} more like this", notice.severity))
     return shown
+
+
+def _kind(notice: Notice) -> Hashable:
+    """Return what notices have in common that say the same of several things."""
+    return notice.code, notice.values.get("case")

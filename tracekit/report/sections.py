@@ -264,9 +264,9 @@ def section_words(view: View) -> dict[str, str]:
         "idle": f"{idle_name}: {idle_about}",
         "idle_name": idle_name,
         "idle_about": idle_about,
-        "by": view.by_title,
+        "by": f"{view.by_title} ({view.by_meaning})" if view.by_title else "",
         "by_name": "" if view.analysis.by is None else f"By {view.analysis.by.kind}",
-        "by_about": view.by_title.partition(" (")[0],
+        "by_about": view.by_title,
         "rates_of": " and ".join(rates_of),
         "warnings": str(len(view.warnings)),
     }

@@ -16,6 +16,7 @@ class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host_activities: Mapping[str, str]
     path_holders: Mapping[str, str]
     by_titles: Mapping[str, str]
+    by_meanings: Mapping[str, str]
     role_kinds: Mapping[str, str]
     phases: Mapping[str, str]
     update_causes: Mapping[str, str]

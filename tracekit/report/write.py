@@ -73,7 +73,7 @@ def check_extension(path: str | PathLike[str], extensions: Collection[str]) -> s
     )
     if extension is None:
         problem = f"cannot write {target.suffix}" if target.suffix else "has no extension"
-        raise OptionError(f"{path}: {problem}", hint=f"use {', '.join(first)} or {last}")
+        raise OptionError(problem, path=path, hint=f"use {', '.join(first)} or {last}")
     check_output_path(target)
     return extension
 

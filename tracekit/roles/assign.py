@@ -244,14 +244,14 @@ def _find_ranks(refs: Sequence[SourceRef]) -> tuple[list[SourceRef], list[Notice
             how = "order"
             notices.append(
                 Notice(
-                    "role-order",
+                    "ranks-by-order",
                     (
                         f"the files of role {role} do not say their rank and "
                         "nothing ties them to the other roles: they are numbered "
                         "by name, so that figures of single ranks may be those of "
                         "another rank"
                     ),
-                    values={"role": role},
+                    values={"case": "role", "role": role},
                 )
             )
         rank_of_path |= ranks

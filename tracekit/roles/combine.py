@@ -138,30 +138,30 @@ def _role_notices(roles: Sequence[Role]) -> list[Notice]:
         by_role = ", ".join(f"{role.name} {len(role.ranks)}" for role in roles)
         message = f"roles have different numbers of ranks ({by_role}): their GPUs are counted apart, not as shared"
         values: NoticeValues = {"roles": names, "counts": counts}
-        notices.append(Notice("role-ranks", message, values=values))
+        notices.append(Notice("role-ranks", message, values=values, severity="note"))
     for role in roles:
         without_gpu = _ranks_without_gpu_work(role.analysis)
         if without_gpu:
             notices.append(
                 Notice(
-                    "role-without-gpu",
+                    "role-missing",
                     (
                         f"role {role.name}: rank {listed(without_gpu)} has no GPU events; its "
                         "part of updates and iterations is unknown"
                     ),
                     ranks=without_gpu,
-                    values={"role": role.name},
+                    values={"case": "no_gpu_events", "role": role.name},
                 )
             )
         if role.kind == "unknown" and not without_gpu:
             notices.append(
                 Notice(
-                    "role-unknown",
+                    "role-missing",
                     (
                         f"role {role.name} neither trains, generates nor moves "
                         "weights, as far as its events show"
                     ),
-                    values={"role": role.name},
+                    values={"case": "unknown", "role": role.name},
                 )
             )
     kinds = {role.kind for role in roles}

@@ -185,7 +185,7 @@ def ingest(
     discovery = driver.find_sources(paths, ranks=ranks, rank=file_rank, strict=strict)
     refs = tuple(with_absolute_path(ref) for ref in discovery.refs)
     if resume and any(Path(ref.path) == target for ref in refs):
-        raise OptionError(f"{target}: cannot be resumed from itself", hint="name the traces")
+        raise OptionError("cannot be resumed from itself", path=target, hint="name the traces")
     map_sources = partial(
         source_workers.map_sources,
         workers=workers,
@@ -408,9 +408,9 @@ def _store_recordings(
             raise
         return (
             Notice(
-                "recordings-unused",
+                "recordings-beside",
                 (f"dumps and logs beside the traces are not used: {error.message}"),
-                values={"error": error.message},
+                values={"case": "unusable", "error": error.message},
             ),
         )
     if recordings is None:

@@ -115,10 +115,10 @@ class SourceWorker:
         try:
             tables = self._read_and_measure(absolute)
         except TracekitError as error:
-            message = error.message.replace(absolute.path, ref.path)
-            raise type(error)(
-                message, hint=error.hint, quote=error.quote, notice=error.notice
-            ) from error
+            path = error.path
+            if path.startswith(absolute.path):  # the source, or a file of it
+                path = ref.path + path.removeprefix(absolute.path)
+            raise error.copy(path=path) from error
         if ref.reader == "store":
             return tables
         renamed = []

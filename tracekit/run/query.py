@@ -120,7 +120,7 @@ def _answer(sql: str, tables: Mapping[str, Any]) -> pl.DataFrame:
     except duckdb.Error as error:
         reason = str(error).strip().splitlines()[0]
         hint = f"tables: {', '.join(tables)}"
-        if isinstance(error, duckdb.BinderException) and "column" in reason:
+        if isinstance(error, duckdb.BinderException):
             hint = _columns_named(sql, tables)
         raise InputError(f"query: {reason}", hint=hint) from error
     except pl.exceptions.PolarsError as error:

@@ -54,7 +54,7 @@ def watch(
     root = checked_path(folder, "folder")
     if not root.is_dir():
         raise InputError(
-            f"{root}: there is no such folder", hint="name the folder that traces land in"
+            "there is no such folder", path=root, hint="name the folder that traces land in"
         )
     stamps_read: dict[tuple[Path, ...], list[_Stamp]] = {}
     clock = _QuietTimes()
@@ -90,7 +90,7 @@ def _stamped_recordings(
     except OSError as error:
         if not root.is_dir():
             raise InputError(
-                f"{root}: the folder is gone", hint="name the folder that traces land in"
+                "the folder is gone", path=root, hint="name the folder that traces land in"
             ) from error
         return []
     return stamped

@@ -70,7 +70,7 @@ def content_key(ref: SourceRef, options: object = None) -> str:
             )
         except OSError as error:
             raise InputError(
-                f"{ref.path}: cannot be read: {error.strerror}", hint="check the path"
+                f"cannot be read: {error.strerror}", path=ref.path, hint="check the path"
             ) from error
     key = (location, stamp, ref.reader, ref.rank, ref.rank_from, options)
     return hashlib.sha256(repr(key).encode()).hexdigest()
@@ -217,9 +217,9 @@ class Store:
             table = read_table(data, schema)
             check_table(table, rank=rank, rows=listed_rows)
         except ValueError as error:
-            raise InputError(f"{file}: is damaged: {error}", hint=INGEST_AGAIN) from error
+            raise InputError(f"is damaged: {error}", path=file, hint=INGEST_AGAIN) from error
         except MachineError as error:
-            raise MachineError(f"{file}: {error.message}", hint=error.hint) from None
+            raise MachineError(error.message, path=file, hint=error.hint) from None
         except (pl.exceptions.PolarsError, OSError, MemoryError) as error:
             raise read_error(error, file, hint=INGEST_AGAIN) from error
         return table
@@ -228,7 +228,8 @@ class Store:
         if self.roles:
             names = ", ".join(self.roles)
             raise OptionError(
-                f"{self.path}: is a store of several roles",
+                "is a store of several roles",
+                path=self.path,
                 hint=f"take one of store.roles: {names}",
             )
         try:
@@ -265,7 +266,7 @@ def check_file(file: Path, digests: Mapping[str, str]) -> None:
 def damaged_file_error(file: Path) -> InputError:
     """Return the error about a file that does not match its checksum."""
     return InputError(
-        f"{file}: is damaged: its bytes are not those that were written", hint=INGEST_AGAIN
+        "is damaged: its bytes are not those that were written", path=file, hint=INGEST_AGAIN
     )
 
 
@@ -349,8 +350,8 @@ def _read_manifest(root: Path, *_: int) -> Store:
     try:
         manifest = read_checked_document(root / MANIFEST, StoreManifest)
     except FileNotFoundError:
-        problem = f"{root}: is not a store: it has no {MANIFEST}"
-        raise InputError(problem, hint="make one with: tracekit ingest") from None
+        problem = f"is not a store: it has no {MANIFEST}"
+        raise InputError(problem, path=root, hint="make one with: tracekit ingest") from None
     return Store(root, manifest.ranks, manifest.labelled_by, manifest.complete, manifest.notices)
 
 
@@ -363,7 +364,7 @@ def read_checked_document(file: Path, document_type: type[Document]) -> Document
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
-        raise InputError(f"{file}: is damaged: {error}", hint=INGEST_AGAIN) from error
+        raise InputError(f"is damaged: {error}", path=file, hint=INGEST_AGAIN) from error
     return document
 
 
@@ -479,7 +480,7 @@ def labelled_by(rules: str | os.PathLike[str] | None = None) -> str:
         return f"tracekit {__version__}, rules {file_checksum(Path(rules))[:16]}"
     except OSError as error:
         raise InputError(
-            f"{os.fspath(rules)}: cannot be read: {error.strerror}", hint="check --rules"
+            f"cannot be read: {error.strerror}", path=os.fspath(rules), hint="check --rules"
         ) from error
 
 

@@ -134,10 +134,10 @@ def _folder(ref: SourceRef) -> str:
 def _empty_store_error(ref: SourceRef) -> InputError:
     """Return the error about a store without any rank's events."""
     if holds_recordings(Path(ref.path)):
-        problem = f"{ref.path}: the store holds dumps and logs, but no trace"
-        return InputError(problem, hint="tracekit late reads it")
-    problem = f"{ref.path}: the store holds no rank yet"
-    return InputError(problem, hint="go on with: tracekit ingest --resume")
+        problem = "the store holds dumps and logs, but no trace"
+        return InputError(problem, path=ref.path, hint="tracekit late reads it")
+    problem = "the store holds no rank yet"
+    return InputError(problem, path=ref.path, hint="go on with: tracekit ingest --resume")
 
 
 def refs_of_store(ref: SourceRef, sources: Sequence[Source]) -> list[SourceRef]:
@@ -348,7 +348,7 @@ def read_capture(replay: SourceRef, replay_file: str, *, lenient: bool = True) -
     assert ref is not None, "only sources with a capture are read with it"
     if ref.reader not in PYTORCH_READERS:
         hint = "give the trace that PyTorch's profiler wrote while the graph was captured"
-        raise InputError(f"{ref.path}: a capture is read from PyTorch traces alone", hint=hint)
+        raise InputError("a capture is read from PyTorch traces alone", path=ref.path, hint=hint)
     with remote.fetch_to_local(ref.url or ref.path) as local:
         (part,) = READERS[ref.reader](local, ref, False, lenient)
         capture = GraphCapture(part.events, ref.path)
@@ -436,7 +436,7 @@ def _with_snapshot_contents(
                 Notice(
                     "memory-snapshot-failed",
                     (f"a memory snapshot is left out: {error.message}"),
-                    values={"error": error.message},
+                    values={"case": "unreadable", "error": error.message},
                 )
             )
     source = replace(part.source, notices=(*part.source.notices, *notices))
@@ -522,12 +522,8 @@ def raise_failures(results: Sequence[ItemResult[SourceRef, Any]]) -> None:
     if not failures:
         return
     ref, error = failures[0]
-    path = "" if ref.name in error.message else f"{ref.path}: "
     more = f" (and {len(failures) - 1} more files cannot be read)" if len(failures) > 1 else ""
-    message = f"{path}{error.message}{more}"
-    raise type(error)(
-        message, hint=error.hint, quote=error.quote, notice=error.notice
-    ) from error.__cause__
+    raise error.copy(path=error.path or ref.path, more=more)
 
 
 def failure_notices(
@@ -576,9 +572,7 @@ def failure_notices(
 
 def _failure_notice(ref: SourceRef, error: TracekitError) -> Notice:
     """Return a notice of a source that could not be read, with an error that names its path."""
-    message = error.message
-    if not message.startswith(ref.path):
-        message = f"{ref.path}: {message.removeprefix(f'{ref.name}: ')}"
+    message = error.copy(path=ref.path).message
     values: NoticeValues = {"case": "source", "path": ref.path, "error": message}
     if ref.rank is None:
         return Notice("rank-failed", (f"a source is left out: {message}"), values=values)

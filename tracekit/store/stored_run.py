@@ -76,8 +76,8 @@ class StoredRun(msgspec.Struct, frozen=True):
             raise self._other_run(f"{what} {known}, not {value}")
 
     def _other_run(self, why: str) -> OutputError:
-        problem = f"{self.store}: holds the store of another run: {why}"
-        return OutputError(problem, hint=REPLACE_HINT)
+        problem = f"holds the store of another run: {why}"
+        return OutputError(problem, path=self.store, hint=REPLACE_HINT)
 
 
 def check_store_at(target: Path, refs: Sequence[SourceRef], *, resume: bool) -> StoredRun | None:
@@ -105,18 +105,20 @@ def check_store_at(target: Path, refs: Sequence[SourceRef], *, resume: bool) -> 
         if has_same_ranks or not resume:
             raise _another_run_error(target, stored_paths.values())
     if not resume:
-        raise OutputError(f"{target}: holds a store already", hint=CONTINUE_HINT)
+        raise OutputError("holds a store already", path=target, hint=CONTINUE_HINT)
     if not entries:
         return None
     for rank, path in source_paths.items():
         stored_path = stored_paths.get(rank, path)
         if stored_path != path:
-            problem = f"{target}: holds rank {rank[1]} of {stored_path}, not of {path}"
-            raise OutputError(problem, hint=REPLACE_HINT)
+            problem = f"holds rank {rank[1]} of {stored_path}, not of {path}"
+            raise OutputError(problem, path=target, hint=REPLACE_HINT)
     has_roles = any(entry.source.role for entry in entries)
     if refs and has_roles != any(ref.role for ref in refs):
-        problem = f"{target}: holds the store of another run: its ranks have {'' if has_roles else 'no '}roles"
-        raise OutputError(problem, hint=REPLACE_HINT)
+        problem = (
+            f"holds the store of another run: its ranks have {'' if has_roles else 'no '}roles"
+        )
+        raise OutputError(problem, path=target, hint=REPLACE_HINT)
     run = _stored_run(target, entries, shares_files=shares_files)
     for ref in refs:  # as far as it is known before reading
         if ref.reader != "store":
@@ -148,12 +150,12 @@ def check_recordings_of_store(
     if not resume:
         if entries:
             raise _another_run_error(target, [entry.source.path for entry in entries])
-        raise OutputError(f"{target}: holds a store already", hint=CONTINUE_HINT)
+        raise OutputError("holds a store already", path=target, hint=CONTINUE_HINT)
     world_size = max((entry.source.world_size or 0 for entry in entries), default=0)
     ranks = [source.rank for source in sources if source.rank is not None]
     if world_size and ranks and max(ranks) >= world_size:
         why = f"world size {world_size}, and there is a dump of rank {max(ranks)}"
-        raise OutputError(f"{target}: holds the store of another run: {why}", hint=REPLACE_HINT)
+        raise OutputError(f"holds the store of another run: {why}", path=target, hint=REPLACE_HINT)
 
 
 def may_replace_rank(old: StoreEntry, new: StoreEntry) -> bool:
@@ -165,8 +167,8 @@ def may_replace_rank(old: StoreEntry, new: StoreEntry) -> bool:
         return False
     gap_ns = _gap_ns((old.start_ns, old.end_ns), (new.start_ns, new.end_ns))
     if gap_ns is not None and gap_ns > 0:
-        problem = f"{new.source.path}: holds another recording than the one in the store"
-        raise OutputError(problem, hint=REPLACE_HINT)
+        problem = "holds another recording than the one in the store"
+        raise OutputError(problem, path=new.source.path, hint=REPLACE_HINT)
     return True
 
 
@@ -224,7 +226,7 @@ def _original_path(ref: SourceRef) -> str:
 
 def _another_run_error(target: Path, stored_paths: Iterable[str]) -> OutputError:
     listed = file_listing(set(stored_paths), most=1)
-    return OutputError(f"{target}: holds the store of another run{listed}", hint=REPLACE_HINT)
+    return OutputError(f"holds the store of another run{listed}", path=target, hint=REPLACE_HINT)
 
 
 def _stored_run(target: Path, entries: Sequence[StoreEntry], *, shares_files: bool) -> StoredRun:
@@ -236,7 +238,7 @@ def _stored_run(target: Path, entries: Sequence[StoreEntry], *, shares_files: bo
         try:
             check_one_run([(entry.source, entry.start_ns, entry.end_ns) for entry in of_role])
         except InputError as error:
-            raise OutputError(f"{target}: {error.message}", hint=REPLACE_HINT) from error
+            raise OutputError(error.message, path=target, hint=REPLACE_HINT) from error
     starts = [entry.start_ns for entry in entries if entry.start_ns is not None]
     ends = [entry.end_ns for entry in entries if entry.end_ns is not None]
     return StoredRun(

@@ -60,7 +60,8 @@ def locked_target(target: Path) -> Iterator[None]:
         with is_locked_by_another(target) as is_locked:
             if is_locked:
                 raise OutputError(
-                    f"{target}: another process is writing a store there",
+                    "another process is writing a store there",
+                    path=target,
                     hint="wait until it has ended",
                 )
             yield
@@ -120,12 +121,16 @@ def check_target(target: Path) -> None:
     """Raise if no store can be written at *target*."""
     check_parent(target)
     if target.is_file():
-        raise OutputError(f"{target}: is a file; a store is a folder", hint="choose another place")
+        raise OutputError(
+            "is a file; a store is a folder", path=target, hint="choose another place"
+        )
     if target.is_dir() and not is_store(target):
         remove_abandoned(target / MANIFEST)  # of an ingestion that was killed before its first rank
     if target.is_dir() and not is_store(target) and any(target.iterdir()):
         raise OutputError(
-            f"{target}: holds other files and is not a store", hint="name a new or an empty folder"
+            "holds other files and is not a store",
+            path=target,
+            hint="name a new or an empty folder",
         )
 
 
@@ -149,7 +154,7 @@ def _move_to_target(temporary: Path, target: Path) -> None:
                 shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise OutputError(
-            f"{target}: cannot be replaced: {error.strerror}", hint="choose another place"
+            f"cannot be replaced: {error.strerror}", path=target, hint="choose another place"
         ) from error
 
 

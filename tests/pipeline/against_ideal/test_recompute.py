@@ -22,6 +22,6 @@ def test_a_checkpoint_that_differentiates_inside_its_node_is_one_backward():
         8,
         True,
     )
-    assert not {"step-cut", "pairs-by-order"} & {notice.code for notice in analysis.notices}
+    assert not {"partial-step", "pairs-by-order"} & {notice.code for notice in analysis.notices}
     recompute, forward = (analysis.total.label_ns[label] for label in ("recompute", "forward"))
     assert 0.9 < recompute / forward < 1.05

@@ -70,7 +70,7 @@ def test_weight_gradients_in_a_second_engine_run_are_tied_exactly(compare_recipe
     comparison, notices = compare_recipe(run_recipe)
     assert comparison.exact
     assert comparison.head.orders() == run_recipe.schedule.orders()
-    assert "weights-counted" not in {n.code for n in notices}
+    assert "pairs-by-order" not in {n.code for n in notices}
 
 
 def test_annotations_give_certainty(compare_recipe):

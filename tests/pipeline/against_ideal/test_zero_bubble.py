@@ -127,6 +127,6 @@ def test_it_comes_back_whole(name, pp, microbatches, ranges):
     assert comparison.head.orders() == [
         fused_on_the_first_stage(order) for order in schedule.orders()
     ]
-    assert "backward-fused" in codes
-    assert "weights-counted" not in codes
+    assert "blocks-differ" in codes
+    assert "pairs-by-order" not in codes
     assert comparison.head.pipeline.stages_from == ("annotations" if ranges else "messages")

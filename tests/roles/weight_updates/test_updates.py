@@ -147,7 +147,7 @@ def test_tensors_that_are_padded_in_their_bucket():
     (update,), notices = find_weight_updates([server, process("worker", 0, *copies)])
     assert [cell.bucket for cell in update.cells if cell.op == "RELOAD"] == [0, 1]
     assert (update.bytes, update.reloaded_bytes) == (768, 556)
-    assert [notice.code for notice in notices] == ["weights-not-reloaded"]
+    assert [notice.code for notice in notices] == ["weight-updates-differ"]
 
 
 def test_weights_that_were_not_reloaded_are_those_of_an_update_that_lacks_more_than_padding():
@@ -160,7 +160,7 @@ def test_weights_that_were_not_reloaded_are_those_of_an_update_that_lacks_more_t
     server = process("trainer", 0, *transfers, stretches=[("train", 50, 90)])
     updates, (notice,) = find_weight_updates([server, process("rollout", 0, *copies)])
     assert [update.reloaded_bytes for update in updates] == [995, 500]
-    assert notice.values == {"reloaded_bytes": 500, "bytes": 1000}
+    assert notice.values == {"case": "not_reloaded", "reloaded_bytes": 500, "bytes": 1000}
 
 
 @pytest.mark.parametrize(("reloaded", "is_padding"), [(991, True), (990, False)])

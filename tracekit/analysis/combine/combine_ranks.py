@@ -311,7 +311,7 @@ def _check_gpu_events(ranks: Sequence[RankTables]) -> None:
     if reasons:
         path = ranks[0].source.path
         hint = f"what it holds: tracekit doctor {path}"
-        raise InputError(f"{path}: no GPU work was recorded", hint=hint, notice=reasons[0])
+        raise InputError("no GPU work was recorded", path=path, hint=hint, notice=reasons[0])
 
 
 def _reason_without_gpu_events(rank: RankTables) -> Notice | None:
@@ -480,7 +480,7 @@ def _schedule_tables(
     }
     if comparison is not None:
         functions |= {"cells": lambda: comparison.cells, "lanes": lambda: comparison.lanes}
-    elif any(notice.code == "overlap-seen" for notice in comparison_notices):
+    elif any(notice.values.get("case") == "overlap_alone" for notice in comparison_notices):
         # What each rank hid in each phase, which its own tables tell without a schedule.
         lanes_by_rank = {}
         for rank in ranks:

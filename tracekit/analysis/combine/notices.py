@@ -37,7 +37,7 @@ MAX_RANKS_NAMED = 8
 """Ranks that others wait for that a notice names."""
 MAX_STEPS_NAMED = 8
 """Most steps that a notice names one by one."""
-PIPELINE_NOTICES = ("no-pipeline", "no-sequence-numbers", "pairs-by-order")
+PIPELINE_NOTICES = ("no-pipeline", "pairs-by-order")
 """Codes of notices that do not concern a run without a pipeline."""
 
 
@@ -85,7 +85,12 @@ def clock_notices(ranks: Sequence[RankTables], clocks: Clocks) -> list[Notice]:
     for rank, offset_ns in clocks.table.select("rank", "offset_ns").drop_nulls().rows():
         start_ns = spans[rank][0] or 0
         if abs(offset_ns) > longest_ns and start_ns > EARLIEST_DATE_NS:
-            values = {"apart_ns": abs(offset_ns), "later": offset_ns > 0, "other_rank": first_rank}
+            values = {
+                "case": "recorded",
+                "apart_ns": abs(offset_ns),
+                "later": offset_ns > 0,
+                "other_rank": first_rank,
+            }
             notices.append(
                 Notice(
                     "clocks-apart",
@@ -164,8 +169,8 @@ def incomplete_group_notices(operations: pl.DataFrame) -> list[Notice]:
     missing = sorted(set(members.to_list()) - set(operations["rank"].unique().to_list()))
     remedy = f"add {ranks_named(missing)}" if missing else "give all ranks"
     message = f"{joined(labels)}: not all members were recorded, so waiting for the others is not known; {remedy}"
-    values: NoticeValues = {"missing": tuple(missing)}
-    return [Notice("members-missing", message, labels=tuple(labels), values=values)]
+    values: NoticeValues = {"case": "members_missing", "missing": tuple(missing)}
+    return [Notice("wait-unknown", message, labels=tuple(labels), values=values)]
 
 
 def lost_operation_notices(operations: pl.DataFrame, lost: pl.DataFrame) -> list[Notice]:
@@ -188,8 +193,8 @@ def lost_operation_notices(operations: pl.DataFrame, lost: pl.DataFrame) -> list
         f"{len(holes)} of {len(operations):,} operations ({joined(labels)}) lack the side of another "
         f"rank{launched_by}: waits in them are lower bounds"
     )
-    values: NoticeValues = {"count": len(holes), "total": len(operations)}
-    return [Notice("operations-lost", message, ranks=ranks, labels=labels, values=values)]
+    values: NoticeValues = {"case": "holes", "count": len(holes), "total": len(operations)}
+    return [Notice("uneven-operations", message, ranks=ranks, labels=labels, values=values)]
 
 
 def _unknown_wait_notice(unknown: pl.DataFrame, *, total: int, recorded: set[int]) -> Notice:
@@ -316,6 +321,7 @@ def replayed_ranks_notices(replayed: ReplayedRanks | None) -> list[Notice]:
     if replayed is None:
         return []
     values: NoticeValues = {
+        "case": "ranks",
         "replayed": len(replayed.ranks),
         "count": replayed.count,
         "waited_for": replayed.waited_for,
@@ -330,7 +336,7 @@ def replayed_ranks_notices(replayed: ReplayedRanks | None) -> list[Notice]:
         f"{replayed.count:,} ranks: {chosen}; compute of the ranks left out differs from that median by up to "
         f"{percent(replayed.spread)}: what is unlike others there and lets nobody wait is not found"
     )
-    return [Notice("replay-sampled", message, values=values)]
+    return [Notice("sampled", message, values=values, severity="note")]
 
 
 def start_up_notices(steps: StepSummary) -> list[Notice]:

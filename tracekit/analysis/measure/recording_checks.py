@@ -54,7 +54,7 @@ nsys export --type=sqlite --force-overwrite=true REPORT.nsys-rep)
     else:
         return []
     if lost > MAX_DAMAGED_SHARE * total:
-        raise InputError(f"{rank.source.path}: {problem}", hint=record_again(rank.source.reader))
+        raise InputError(problem, path=rank.source.path, hint=record_again(rank.source.reader))
     values: NoticeValues = {
         "case": case,
         "count": lost,
@@ -97,6 +97,7 @@ def capture_notices(replays: Replays | None, capture: GraphCapture | None) -> tu
                     "the GPU time of all replays"
                 ),
                 values=values,
+                severity="note",
             )
         )
     for mismatch in replays.mismatches[:1]:
@@ -153,7 +154,7 @@ def _why_capture_unused(mismatch: Mismatch, file: str, replays: int) -> str:
 def _why_untimed(source: Source) -> str:
     """Return why GPU events have no times, for an error message."""
     for notice in source.notices:
-        if notice.code == "damaged-rows" and notice.values["case"] == "no_column":
+        if notice.code == "bad-events" and notice.values["case"] == "no_column":
             return (
                 f"were left out: {notice.values['table']} has no column {notice.values['column']!r}"
             )
@@ -195,7 +196,12 @@ def repetition_notices(labelled: pl.DataFrame, source: Source) -> list[Notice]:
     copies = len(candidates) - candidates.n_unique()
     if copies <= MAX_DAMAGED_SHARE * len(labelled):
         return []
-    values: NoticeValues = {"count": copies, "total": len(labelled), "reader": source.reader}
+    values: NoticeValues = {
+        "case": "events",
+        "count": copies,
+        "total": len(labelled),
+        "reader": source.reader,
+    }
     return [
         Notice(
             "repeated-events",
@@ -227,14 +233,18 @@ def content_notices(
     notices = []
     if gpu_events["step"].null_count() == len(gpu_events):
         notices.append(
-            Notice("no-steps", ("there are no step marks: the whole trace is taken as one step"))
+            Notice(
+                "no-steps",
+                ("there are no step marks: the whole trace is taken as one step"),
+                values={"case": "whole_trace"},
+            )
         )
     for row in steps.filter("partial").iter_rows(named=True):
         notices.append(
             Notice(
                 "partial-step",
                 (f"step {row['step']} holds only {row['events']} GPU events: it looks cut off"),
-                values={"step": row["step"], "events": row["events"]},
+                values={"case": "few_events", "step": row["step"], "events": row["events"]},
             )
         )
     notices += _zero_duration_notices(gpu_events)
@@ -249,7 +259,7 @@ def content_notices(
                     f"{verb(graphs, 'its kernels: it counts', 'their kernels: they count')}"
                     " as compute labelled other"
                 ),
-                values={"graphs": graphs},
+                values={"case": "labelled", "graphs": graphs},
             )
         )
     missing = count_missing_launches(calls, gpu_events)

@@ -122,13 +122,13 @@ def history_notices(contents: RankContents) -> tuple[Notice, ...]:
         return ()
     return (
         Notice(
-            "memory-before-history",
+            "memory-history-short",
             (
                 f"{percent(share)} of the memory at the peak was allocated before the "
                 "snapshot's history began (it was switched on late, or cut by "
                 "max_entries): what it is for is not known"
             ),
-            values={"share": share},
+            values={"case": "begins_late", "share": share},
         ),
     )
 
@@ -150,13 +150,13 @@ def _choose_snapshot(
         if clock is None:
             notices.append(
                 Notice(
-                    "memory-snapshot-elsewhere",
+                    "memory-snapshot-failed",
                     (
                         f"{snapshot.path} is left out: it is not of this process "
                         "and time (its allocations do not lie in the trace's "
                         "operators)"
                     ),
-                    values={"file": snapshot.path},
+                    values={"case": "elsewhere", "file": snapshot.path},
                 )
             )
         else:

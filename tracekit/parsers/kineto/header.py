@@ -60,7 +60,8 @@ def find_events(stream: Stream) -> tuple[bytes, int, dict[str, Any]]:
         is_last = len(more) < size
         if is_last and stream.cut_short and data.strip() and not _EVENTS.search(data):
             raise InputError(
-                f"{stream.name}: is cut off: its gzip data ends before the first event",
+                "is cut off: its gzip data ends before the first event",
+                path=stream.name,
                 hint="copy it again, or record this rank again",
             )
         start_and_keys = _search(data, stream.name, is_last=is_last)
@@ -73,7 +74,8 @@ def find_events(stream: Stream) -> tuple[bytes, int, dict[str, Any]]:
 
 def _not_a_trace(name: str, why: str) -> InputError:
     return InputError(
-        f"{name}: not a PyTorch profiler trace: {why}",
+        f"not a PyTorch profiler trace: {why}",
+        path=name,
         hint="give the .json or .json.gz the profiler wrote",
     )
 
@@ -86,7 +88,7 @@ def _search(data: bytes, name: str, *, is_last: bool) -> tuple[int, dict[str, An
     lead = len(data) - len(data.removeprefix(b"\xef\xbb\xbf").lstrip())
     if lead == len(data):
         if is_last or lead > 1 << 20:
-            raise InputError(f"{name}: the file is empty", hint="re-record this rank")
+            raise InputError("the file is empty", path=name, hint="re-record this rank")
         return None
     if not may_start_trace(data[lead : lead + 4096]):
         raise _not_a_trace(name, "it does not start as JSON")
@@ -172,15 +174,15 @@ def parse_header(keys: Mapping[str, Any]) -> tuple[int | None, int, Source]:
             Notice(
                 "odd-rank",
                 (f"rank is {_short(info['rank'])}, which is not a rank: it was left out"),
-                values={"value": _short(info["rank"])},
+                values={"case": "rank", "value": _short(info["rank"])},
             )
         )
     if info.get("world_size") is not None and world_size is None:
         notices.append(
             Notice(
-                "odd-world-size",
+                "odd-rank",
                 (f"world_size is {_short(info['world_size'])}, which no run has: it was left out"),
-                values={"value": _short(info["world_size"])},
+                values={"case": "world_size", "value": _short(info["world_size"])},
             )
         )
     if keys.get("baseTimeNanoseconds") is not None and base_ns is None:
@@ -296,12 +298,12 @@ def _groups(config: Any) -> tuple[tuple[ProcessGroup, ...], list[Notice]]:
     notices = (
         [
             Notice(
-                "odd-group",
+                "odd-rank",
                 (
                     f"{odd} of {counted(len(entries), 'process group')} name members that "
                     "are not ranks: they were left out"
                 ),
-                values={"odd": odd, "groups": len(entries)},
+                values={"case": "group", "odd": odd, "groups": len(entries)},
             )
         ]
         if odd

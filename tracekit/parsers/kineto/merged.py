@@ -65,7 +65,7 @@ def read_ranks(
         rank_of_pid = {pid: rank_of_process.get(pid) for pid in pids}
     ranks = sorted({rank for rank in rank_of_pid.values() if rank is not None})
     if not ranks or any(rank_of_pid[pid] is None for pid in working):
-        raise InputError(f"{file.name}: {MERGED_WHAT}", hint=MERGED_HINT)
+        raise InputError(MERGED_WHAT, path=file.name, hint=MERGED_HINT)
     parts = []
     for rank in ranks:
         own_pids = [pid for pid, rank_of_own in rank_of_pid.items() if rank_of_own == rank]

@@ -30,7 +30,7 @@ from tracekit.schema import DAMAGED, EVENTS, GPU_KINDS, ON_OTHER_GPUS, UNTIMED, 
 
 # September 2001: no PyTorch trace is older, so a smaller time counts from some other start.
 _MIN_TIME_SINCE_1970_NS = 10**18
-_DAMAGE_CODES = ("truncated", "bad-events", "bad-values", "bad-text")
+_DAMAGE_CODES = ("truncated", "bad-events", "bad-text")
 
 
 def read(
@@ -89,7 +89,7 @@ def scan_file(stream: Stream, *, stacks: bool, lenient: bool) -> ScannedFile:
     damage = [notice for notice in notices if notice.code in _DAMAGE_CODES]
     if damage and not lenient:
         hint = "re-record this rank, or read leniently to use what is there"
-        raise InputError(f"{stream.name}: is damaged", hint=hint, notice=damage[0])
+        raise InputError("is damaged", path=stream.name, hint=hint, notice=damage[0])
     source = replace(
         header,
         path=stream.name,
@@ -155,11 +155,13 @@ def _scan(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:
     without_time = sum(part.bad + int(part.phases[0]) for part in scanned.parts)
     is_bare_list = head[:start].lstrip(b"\xef\xbb\xbf \t\r\n") == b"["
     if is_bare_list and not total:
-        raise InputError(f"{stream.name}: the list of events is empty", hint="re-record this rank")
+        raise InputError(
+            "the list of events is empty", path=stream.name, hint="re-record this rank"
+        )
     if total and total == without_time:
         hint = "give the .json or .json.gz the profiler wrote"
         raise InputError(
-            f"{stream.name}: not a PyTorch profiler trace: no event has a time", hint=hint
+            "not a PyTorch profiler trace: no event has a time", path=stream.name, hint=hint
         )
     return scanned, keys
 
@@ -179,7 +181,8 @@ def refuse_several_processes(name: str, events: pl.DataFrame) -> None:
     shown = f"GPUs {listing(map(str, devices))}, processes {listing(map(str, processes))}"
     hint = "give the file that each rank's profiler wrote"
     raise InputError(
-        f"{name}: holds several processes with a GPU each ({shown}), which are not one rank",
+        f"holds several processes with a GPU each ({shown}), which are not one rank",
+        path=name,
         hint=hint,
     )
 
@@ -208,7 +211,8 @@ def keep_one_gpu(name: str, events: pl.DataFrame) -> tuple[pl.DataFrame, dict[st
         shown = listing(f"GPU {device}: {counted(count, 'kernel')}" for device, count in counts)
         hint = "record with one GPU per process (`torchrun`, DistributedDataParallel), or with all on one GPU"
         raise InputError(
-            f"{name}: one process computes on {len(by_gpu)} GPUs ({shown}), and a rank has one",
+            f"one process computes on {len(by_gpu)} GPUs ({shown}), and a rank has one",
+            path=name,
             hint=hint,
         )
     is_elsewhere = pl.col("kind").is_in(GPU_KINDS) & (pl.col("device") != computing["device"][0])
@@ -285,22 +289,30 @@ def _notices(
         message = (
             f"{counted(bad_values, 'value')} left out that no JSON can hold (such as inf or N/A)"
         )
-        notices.append(Notice("bad-values", message, values={"count": bad_values}))
+        notices.append(
+            Notice("bad-events", message, values={"case": "values", "count": bad_values})
+        )
     if table.bad_texts:
         notices.append(
             Notice(
                 "bad-text",
                 (f"{counted(table.bad_texts, 'name')} repaired after invalid bytes or escapes"),
-                values={"count": table.bad_texts},
+                values={"case": "invalid", "count": table.bad_texts},
                 severity="note",
             )
         )
     if table.long_names:
         notices.append(long_name_notice(table.long_names))
     if len(scanned.tail) >= TAIL_LIMIT:
-        notices.append(Notice("unread-keys", ("the keys after the events were too long to read")))
+        notices.append(
+            Notice(
+                "bad-events",
+                ("the keys after the events were too long to read"),
+                values={"case": "keys"},
+            )
+        )
     if not events.height:
-        notices.append(Notice("no-events", ("the file holds no complete event")))
+        notices.append(Notice("no-events", "the file holds no complete event"))
     return notices
 
 

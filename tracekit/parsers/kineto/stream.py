@@ -68,7 +68,8 @@ class Stream:
     def _read_error(self, error: OSError) -> InputError:
         """Return the error for a file that cannot be opened, went away, or lies on a failing disk."""
         return InputError(
-            f"{self.name}: {(error.strerror or str(error)).lower()}",
+            f"{(error.strerror or str(error)).lower()}",
+            path=self.name,
             hint="give the path of a trace file",
         )
 

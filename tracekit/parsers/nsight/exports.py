@@ -67,7 +67,7 @@ class ArrowExport:
             except _ARROW_ERRORS as error:
                 if not positions:
                     hint = "give the file that `nsys export --type arrow` wrote"
-                    raise InputError(f"{self.path}: is not an Arrow export", hint=hint) from error
+                    raise InputError("is not an Arrow export", path=self.path, hint=hint) from error
                 self.notices.append(
                     Notice(
                         "truncated",
@@ -123,7 +123,7 @@ class ArrowExport:
         values: NoticeValues = {"case": "left_out", "file": self.path.name, "table": table}
         self.notices.append(
             Notice(
-                "damaged-table",
+                "bad-events",
                 (f"{self.path.name}: {table} is damaged and was left out"),
                 values=values,
             )
@@ -134,8 +134,8 @@ def _check_unpacked(file: Path, size: int) -> None:
     """Raise InputError if a table takes so many bytes once it is unpacked that its file was made for it."""
     limit = inflated_limit(file.stat().st_size)
     if size > limit:
-        problem = f"{file}: inflates to more than {limit:,} bytes"
-        raise InputError(problem, hint="if it is genuine, export it without compression")
+        problem = f"inflates to more than {limit:,} bytes"
+        raise InputError(problem, path=file, hint="if it is genuine, export it without compression")
 
 
 def _read_parquet(file: Path, schema: Any, columns: list[str]) -> Any:
@@ -172,5 +172,5 @@ def _check_rows(file: Path, rows: int, columns: Sequence[str]) -> None:
     available = available_memory()
     if needed > available:
         sizes = f"take {needed / 1e9:,.1f} GB, and {available / 1e9:,.1f} GB are free"
-        problem = f"{file}: {rows:,} rows {sizes}"
-        raise MachineError(problem, hint="use a machine with more memory")
+        problem = f"{rows:,} rows {sizes}"
+        raise MachineError(problem, path=file, hint="use a machine with more memory")

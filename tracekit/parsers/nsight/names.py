@@ -109,6 +109,7 @@ class Strings:
             notices.append(long_name_notice(len(self._long_texts)))
         for noun, (unnamed, total) in self._unnamed.items():
             values: NoticeValues = {
+                "case": "rows",
                 "file": self._file_name,
                 "rows": noun,
                 "count": unnamed,

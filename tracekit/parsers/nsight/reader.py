@@ -62,7 +62,7 @@ def read(
     """
     path = Path(path)
     if not path.exists():
-        raise InputError(f"{path}: there is no such file", hint="check the path")
+        raise InputError("there is no such file", path=path, hint="check the path")
     if path.suffix in SUFFIXES:
         with export_report(path, nsys) as export_path:
             return _read_ranks(open_export(export_path), path, rank, lenient)
@@ -76,7 +76,7 @@ def open_export(path: Path) -> NsightExport:
         tables = listing(sorted(export.tables), most=4)
         shown = f"; it has {tables}" if tables else ""
         hint = "name a recording: what torch.profiler, `nsys export`, rocprofv3 or rpd wrote"
-        raise InputError(f"{path}: holds no table of a profiler{shown}", hint=hint)
+        raise InputError(f"holds no table of a profiler{shown}", path=path, hint=hint)
     return export
 
 
@@ -86,11 +86,11 @@ def _open_file(path: Path) -> NsightExport:
             magic = file.read(len(SQLITE_MAGIC))
     except OSError as error:
         raise InputError(
-            f"{path}: cannot be read: {error.strerror}", hint="check the path"
+            f"cannot be read: {error.strerror}", path=path, hint="check the path"
         ) from error
     if not magic:
         raise InputError(
-            f"{path}: is empty", hint="export the report again: nsys export --type sqlite REPORT"
+            "is empty", path=path, hint="export the report again: nsys export --type sqlite REPORT"
         )
     if magic == SQLITE_MAGIC:
         return SqliteExport(path)
@@ -98,7 +98,7 @@ def _open_file(path: Path) -> NsightExport:
         return ArrowExport(path)
     hint = "export the report: nsys export --type sqlite REPORT.nsys-rep"
     raise InputError(
-        f"{path}: is not an Nsight Systems export (neither sqlite nor Arrow)", hint=hint
+        "is not an Nsight Systems export (neither sqlite nor Arrow)", path=path, hint=hint
     )
 
 
@@ -131,7 +131,7 @@ def _read_ranks(
     )
     if export.notices and not lenient:
         hint = "export the report again, or allow damaged files"
-        raise InputError(f"{path}: is damaged", hint=hint, notice=export.notices[0])
+        raise InputError("is damaged", path=path, hint=hint, notice=export.notices[0])
     if untimed:
         skipped = skipped | {UNTIMED: untimed}
     notices = [
@@ -228,10 +228,10 @@ def _busiest_process(frames: list[pl.DataFrame], path: Path, *, damaged: bool) -
         return int(processes.mode().sort()[0])
     if damaged:
         raise InputError(
-            f"{path}: is damaged; no event could be read", hint="export the report again"
+            "is damaged; no event could be read", path=path, hint="export the report again"
         )
     hint = "record with: nsys profile --trace=cuda,nvtx"
-    raise InputError(f"{path}: holds no GPU events, no CUDA calls and no NVTX ranges", hint=hint)
+    raise InputError("holds no GPU events, no CUDA calls and no NVTX ranges", path=path, hint=hint)
 
 
 SUFFIXES = (".nsys-rep", ".qdrep")
@@ -263,7 +263,8 @@ def export_report(path: Path, nsys: str | None) -> Iterator[Path]:
         if process.returncode or not target.exists():
             hint = f"the exporter must be at least as new as the recording: {_export_command(path)}"
             raise InputError(
-                f"{path}: `nsys export` could not read it (exit code {process.returncode})",
+                f"`nsys export` could not read it (exit code {process.returncode})",
+                path=path,
                 hint=hint,
             )
         yield target
@@ -275,14 +276,14 @@ def _find_nsys(path: Path, nsys: str | None) -> str:
         program = shutil.which(nsys)
         if program is None:
             raise OptionError(
-                f"{nsys}: is not a program that can be run", hint="give the path of nsys itself"
+                "is not a program that can be run", path=nsys, hint="give the path of nsys itself"
             )
         return program
     program = shutil.which("nsys")
     if program is None:
         hint = f"on a machine with Nsight Systems: {_export_command(path)} (or set {NSYS_VARIABLE} to its path)"
         raise InputError(
-            f"{path}: a report must be exported first, and nsys is not on the PATH", hint=hint
+            "a report must be exported first, and nsys is not on the PATH", path=path, hint=hint
         )
     return program
 
@@ -305,5 +306,5 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         hint = "check it with: nsys --version"
         raise InputError(
-            f"{command[0]}: did not run ({type(error).__name__})", hint=hint
+            f"did not run ({type(error).__name__})", path=command[0], hint=hint
         ) from error

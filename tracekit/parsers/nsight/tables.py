@@ -105,7 +105,7 @@ def read_cpu_events(
     }
     export.notices.append(
         Notice(
-            "damaged-rows",
+            "bad-events",
             (
                 f"{export.path.name}: {unusable:,} of {frame.height:,} "
                 f"{noun} have no usable start or end"
@@ -143,7 +143,7 @@ def read_gpu_events(
         values |= {"case": "no_column", "table": table, "column": missing[0]}
         why = f"{table} has no column '{missing[0]}'"
     message = f"{export.path.name}: {dropped:,} of {frame.height:,} {noun} were left out: {why}"
-    export.notices.append(Notice("damaged-rows", message, values=values))
+    export.notices.append(Notice("bad-events", message, values=values))
     return kept, dropped
 
 

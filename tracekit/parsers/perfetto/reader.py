@@ -28,7 +28,7 @@ from tracekit.schema import DAMAGED, UNTIMED, RankEvents, Source
 
 UNKNOWN_PACKETS = "packets of other kinds"
 UNKNOWN_TYPES = "track events of other types"
-_PERFETTO_DAMAGE_CODES = ("truncated", "bad-events", "bad-text", "unknown-names")
+_PERFETTO_DAMAGE_CODES = ("truncated", "bad-events", "bad-text", "unnamed")
 
 
 def read(
@@ -71,7 +71,7 @@ def read(
         damage = [notice for notice in notices if notice.code in _PERFETTO_DAMAGE_CODES]
         if damage and not lenient:
             hint = "re-record this rank, or read leniently to use what is there"
-            raise InputError(f"{stream.name}: is damaged", hint=hint, notice=damage[0])
+            raise InputError("is damaged", path=stream.name, hint=hint, notice=damage[0])
         rank_source = Source(
             path=stream.name,
             reader="perfetto",
@@ -91,7 +91,7 @@ def _refuse_other_files(name: str, packets: Packets) -> None:
     """Raise an error if the file is not a Perfetto trace, or holds no event that is read."""
     if not packets.rows and not packets.state and not packets.unknown:
         hint = "give the .pftrace that the profiler wrote"
-        raise InputError(f"{name}: not a Perfetto trace", hint=hint)
+        raise InputError("not a Perfetto trace", path=name, hint=hint)
 
 
 def _rank(name: str, option: int | None) -> tuple[int, str]:
@@ -160,12 +160,12 @@ def _notices(
     if nameless := rows.skipped.get(UNKNOWN_NAME_KEY):
         notices.append(
             Notice(
-                "unknown-names",
+                "unnamed",
                 (
                     f"{counted(nameless, 'event')} without a name: the file does "
                     "not say what its number stands for"
                 ),
-                values={"count": nameless},
+                values={"case": "events", "count": nameless},
             )
         )
     if table.bad_texts:
@@ -173,7 +173,7 @@ def _notices(
             Notice(
                 "bad-text",
                 (f"{counted(table.bad_texts, 'name')} repaired after invalid bytes or escapes"),
-                values={"count": table.bad_texts},
+                values={"case": "invalid", "count": table.bad_texts},
                 severity="note",
             )
         )
@@ -182,16 +182,16 @@ def _notices(
     if packets.unnamed_arguments:
         notices.append(
             Notice(
-                "unnamed-arguments",
+                "unnamed",
                 (
                     f"{counted(packets.unnamed_arguments, 'argument')} left out "
                     "whose names are given as numbers"
                 ),
-                values={"count": packets.unnamed_arguments},
+                values={"case": "arguments", "count": packets.unnamed_arguments},
             )
         )
     if not table.events.height:
-        notices.append(Notice("no-events", ("the file holds no complete event")))
+        notices.append(Notice("no-events", "the file holds no complete event"))
     return notices
 
 

@@ -66,7 +66,7 @@ def read(
     recording = _read_file(path)
     if recording.notices and not lenient:
         hint = "record again, or allow damaged files"
-        raise InputError(f"{path}: is damaged", hint=hint, notice=recording.notices[0])
+        raise InputError("is damaged", path=path, hint=hint, notice=recording.notices[0])
     return _split_by_rank(recording, path, rank)
 
 
@@ -91,7 +91,7 @@ def _first_bytes(path: Path, count: int) -> bytes:
             return file.read(count)
     except OSError as error:
         raise InputError(
-            f"{path}: cannot be read: {error.strerror}", hint="check the path"
+            f"cannot be read: {error.strerror}", path=path, hint="check the path"
         ) from error
 
 
@@ -106,7 +106,8 @@ def _read_database(database: Path, path: Path) -> RocmRecording:
         tables = SqliteTables(database, _database_format(is_stored_table))
         if not any(map(is_stored_table, tables.tables)):
             raise InputError(
-                f"{path}: holds no table of operations that rpd or rocprofv3 write",
+                "holds no table of operations that rpd or rocprofv3 write",
+                path=path,
                 hint="record again, or copy the file again",
             )
         recording = read_rocpd(tables)
@@ -128,7 +129,8 @@ def _split_by_rank(
     refuse_many_ranks(pairs, path)
     if not pairs:
         raise InputError(
-            f"{path}: holds no work of a GPU",
+            "holds no work of a GPU",
+            path=path,
             hint="record with: rocprofv3 --sys-trace --output-format json",
         )
     ranks = number_ranks(

@@ -128,7 +128,7 @@ def usable_host_events(
     }
     return closed, (
         Notice(
-            "damaged-rows",
+            "bad-events",
             (
                 f"{file}: {len(frame) - len(usable):,} of {len(frame):,} {noun} "
                 "have no usable start or end"

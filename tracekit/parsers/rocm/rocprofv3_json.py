@@ -125,7 +125,8 @@ def read_rocprofv3_json(content: bytes, path: Path) -> RocmRecording:
         file = msgspec.json.decode(content, type=_File)
     except msgspec.DecodeError as error:
         raise InputError(
-            f"{path}: is damaged: its JSON ends early, or lacks what rocprofv3 writes",
+            "is damaged: its JSON ends early, or lacks what rocprofv3 writes",
+            path=path,
             hint="record again: rocprofv3 --sys-trace --output-format json",
         ) from error
     gpu: list[dict[str, object]] = []

@@ -181,7 +181,7 @@ def _match_steps(
         if pipeline.step in cut_steps:
             notices[pipeline.step] = [
                 Notice(
-                    "step-cut",
+                    "partial-step",
                     (f"step {pipeline.step} is cut: a part of what it launched was not recorded"),
                     values={"case": "not_recorded", "step": pipeline.step},
                 )
@@ -260,7 +260,7 @@ def _compare_step(
     if doubt and wanted == "auto" and not (match.exact and pipeline.stages_from != "nothing"):
         message = f"step {pipeline.step}: {doubt.text}: no schedule is named"
         values = {"step": pipeline.step, **doubt.values}
-        doubtful = Notice("schedule-doubtful", message, values=values)
+        doubtful = Notice("no-schedule", message, values=values)
         return None, [*pipeline.notices, *notices, doubtful]
     if doubt:
         gap_ns = None
@@ -309,20 +309,30 @@ def _match_notices(match: Match, pipeline: Pipeline) -> list[Notice]:
     if match.exact and match.blocks_run_apart:
         notices.append(
             Notice(
-                "fb-run-apart",
+                "blocks-differ",
                 (
                     f"{match.blocks_run_apart} overlapped FB blocks of {name} ran as an F and "
                     "a B, one after the other"
                 ),
-                values={"blocks": match.blocks_run_apart, "schedule": name},
+                values={
+                    "case": "block_run_apart",
+                    "blocks": match.blocks_run_apart,
+                    "schedule": name,
+                },
+                severity="note",
             )
         )
     if match.exact and match.backwards_run_whole:
         notices.append(
             Notice(
-                "backward-fused",
+                "blocks-differ",
                 (f"{match.backwards_run_whole} split backwards of {name} ran in one piece"),
-                values={"backwards": match.backwards_run_whole, "schedule": name},
+                values={
+                    "case": "backward_run_whole",
+                    "backwards": match.backwards_run_whole,
+                    "schedule": name,
+                },
+                severity="note",
             )
         )
     if not match.exact:
@@ -343,17 +353,19 @@ def _match_notices(match: Match, pipeline: Pipeline) -> list[Notice]:
     if pipeline.stages_from == "pattern":
         notices.append(
             Notice(
-                "stages-from-pattern",
+                "size-from-order",
                 ("stages and micro-batches are taken from the schedule that has this pattern"),
                 severity="note",
+                values={"case": "stages"},
             )
         )
     if pipeline.weights_counted:
         notices.append(
             Notice(
-                "weights-counted",
+                "pairs-by-order",
                 ("weight gradients ran outside autograd: each is given to a backward by counting"),
                 severity="note",
+                values={"case": "weights_counted"},
             )
         )
     return notices
@@ -381,6 +393,7 @@ def _late_start_notices(pipeline: Pipeline, replays: StepReplays) -> list[Notice
                     ),
                     ranks=(pipeline.ranks[position],),
                     values={"step": pipeline.step, "late_ns": ns},
+                    severity="note",
                 )
             )
     return notices
@@ -449,16 +462,7 @@ def _rank_bubbles(
     return tuple(bubbles)
 
 
-_CODES_THAT_EXPLAIN = (
-    "order-unknown",
-    "schedule-doubtful",
-    "schedule-other",
-    "step-cut",
-    "forward-only",
-    "ranks-unknown",
-    "pipeline-size-unknown",
-    "layout-contradicted",
-)
+_CODES_THAT_EXPLAIN = ("no-schedule", "schedule-other", "partial-step")
 """Notices that already explain why there is no schedule."""
 
 
@@ -495,6 +499,7 @@ def compare_pipelines(
                 "no-pipeline",
                 ("no forward or backward work was found: nothing to reconstruct"),
                 values={"case": "no_work"},
+                severity="note",
             ),
         )
     by_rank = {rank.rank: rank for rank in with_work}
@@ -549,7 +554,7 @@ def _steps_cut_in_most(results: Sequence[ComparedPipeline]) -> set[int]:
     cut_pipelines_by_step: Counter[int] = Counter()
     for _, notices_by_step in results:
         for step, step_notices in notices_by_step.items():
-            if any(notice.code == "step-cut" for notice in step_notices):
+            if any(notice.code == "partial-step" for notice in step_notices):
                 cut_pipelines_by_step[step] += 1
     return {
         step
@@ -577,7 +582,7 @@ def _no_schedule_notices(
         rank = max(crossed, key=lambda rank: crossed[rank])
         return [
             Notice(
-                "overlap-seen",
+                "no-schedule",
                 (
                     f"{ranks_named((rank,))} runs {percent(crossed[rank])} of its "
                     "communication beside compute of the other pass: it overlaps "
@@ -585,7 +590,7 @@ def _no_schedule_notices(
                     "without its messages"
                 ),
                 ranks=(rank,),
-                values={"share": crossed[rank]},
+                values={"case": "overlap_alone", "share": crossed[rank]},
             )
         ]
     if all(len(pipeline) == 1 for pipeline in pipelines):
@@ -597,6 +602,7 @@ def _no_schedule_notices(
                     "to compare with"
                 ),
                 values={"case": "no_messages"},
+                severity="note",
             )
         ]
     return [

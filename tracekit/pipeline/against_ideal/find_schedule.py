@@ -71,7 +71,7 @@ class ScheduleFinder:
         # Another pipeline may have had this order first: the notice names the ranks of this one.
         own_notices = []
         for notice in finding.notices:
-            is_about_ranks = notice.code == "order-unknown"
+            is_about_ranks = notice.values.get("case") == "order_unknown"
             own_notices.append(_order_unknown(pipeline) if is_about_ranks else notice)
         return replace(finding, notices=own_notices)
 
@@ -165,8 +165,8 @@ class OrderSearch:
             f"step {step}: its order is nearest to {name}'s, but {nearest.distance} of its {units} units of work are "
             "elsewhere: no schedule is named; give another order with --schedule FILE"
         )
-        values = {"case": "order", "step": step, **_distance_values(nearest, units)}
-        return None, [Notice("schedule-doubtful", message, values=values)]
+        values = {"case": "order_differs", "step": step, **_distance_values(nearest, units)}
+        return None, [Notice("no-schedule", message, values=values)]
 
     def _likely(self) -> Iterable[Schedule]:
         placement = self.pipeline.placement
@@ -238,13 +238,13 @@ def _find_cut(pipeline: Pipeline) -> Notice | None:
     )
     if backwards.is_empty():
         return Notice(
-            "forward-only",
+            "no-schedule",
             (
                 f"step {pipeline.step}: forwards run and no backward: evaluation or "
                 "inference, or the trace ends before the first backward; a training "
                 "schedule cannot be named"
             ),
-            values={"step": pipeline.step},
+            values={"case": "forward_only", "step": pipeline.step},
         )
     without_backward = forwards.join(backwards, on=["position", "pair"], how="anti").height
     without_forward = backwards.join(forwards, on=["position", "pair"], how="anti").height
@@ -267,7 +267,7 @@ def _find_cut(pipeline: Pipeline) -> Notice | None:
     if len(counts) > 1:
         signs.append(f"the ranks ran {counts[0]} to {counts[-1]} forwards")
     message = f"step {pipeline.step} is cut: {', '.join(signs)}; which schedule it was part of is not certain"
-    return Notice("step-cut", message, values=values)
+    return Notice("partial-step", message, values=values)
 
 
 def misplaced_share(orders: Orders, match: Match) -> float:
@@ -305,8 +305,8 @@ def _order_unknown(pipeline: Pipeline) -> Notice:
         f"pipeline of rank(s) {listed(pipeline.ranks, most=8)}: its order is not a known schedule's{stages}; give "
         "one with --schedule FILE"
     )
-    values: NoticeValues = {"stages_known": stages_known}
-    return Notice("order-unknown", message, ranks=tuple(pipeline.ranks), values=values)
+    values: NoticeValues = {"case": "order_unknown", "stages_known": stages_known}
+    return Notice("no-schedule", message, ranks=tuple(pipeline.ranks), values=values)
 
 
 class Doubt(msgspec.Struct, frozen=True):
@@ -428,7 +428,7 @@ def find_pipeline_size(
         }
         return (), [
             Notice(
-                "pipeline-size-unknown",
+                "no-schedule",
                 f"{unsaid}, and {'no known schedule' if wanted == 'auto' else wanted} of {SIZES_TO_TRY[0]} to "
                 f"{SIZES_TO_TRY[-1]} ranks has this order: no schedule is named; give more of its ranks, or "
                 "--layout pp=N",
@@ -443,22 +443,21 @@ def find_pipeline_size(
         group = best if fit.doubts == least_doubts else others
         group.append(fit)
     schedules, sizes = _sizes_by_schedule(best)
-    fitting: NoticeValues = {"schedules": schedules, "sizes": sizes}
+    fitting: NoticeValues = {"case": "size", "schedules": schedules, "sizes": sizes}
     fitting_text = _schedules_with_sizes(schedules, sizes)
     if len(best) > 1:
-        values = {"case": "several_fit", **fitting}
+        values = {**fitting, "case": "several_fit"}
         message = (
             f"{unsaid}, and the order is that of {fitting_text}: no schedule is named; give more of its ranks, or "
             "--layout pp=N"
         )
-        return (), [Notice("pipeline-size-unknown", message, ranks=numbers, values=values)]
+        return (), [Notice("no-schedule", message, ranks=numbers, values=values)]
     if not others:
         message = f"{unsaid}; its order is that of {fitting_text} and of no other size tried; override with --layout"
         notice = Notice("size-from-order", message, ranks=numbers, values=fitting)
         return best[0].pipelines, [notice]
     other_schedules, other_sizes = _sizes_by_schedule(others)
     values = {
-        "case": "size",
         **fitting,
         "other_schedules": other_schedules,
         "other_sizes": other_sizes,

@@ -59,7 +59,7 @@ def pipelines_of_operations(operations: pl.DataFrame) -> list[RankPipeline]:
         )
         part = rank_pipeline(conform(table, LABELLED), source)
         # Operations name their micro-batches, so that pairs need no sequence numbers.
-        notices = tuple(notice for notice in part.notices if notice.code != "no-sequence-numbers")
+        notices = tuple(notice for notice in part.notices if notice.code != "pairs-by-order")
         parts.append(replace(part, notices=notices))
     return sorted(parts, key=lambda part: part.rank)
 

@@ -219,9 +219,13 @@ def _find_contradiction(ranks: Sequence[RankPipeline], line: Sequence[int]) -> N
         if rank.rank in line:
             others = {peer for peer in rank.peers if peer is not None} - set(line)
         if others:
-            values: NoticeValues = {"pipeline": tuple(line), "peers": tuple(sorted(others))}
+            values: NoticeValues = {
+                "case": "layout",
+                "pipeline": tuple(line),
+                "peers": tuple(sorted(others)),
+            }
             return Notice(
-                "layout-contradicted",
+                "no-schedule",
                 (
                     f"the layout makes ranks {listed(tuple(line), most=8)} one "
                     f"pipeline, but {ranks_named((rank.rank,))} exchanges its messages "
@@ -281,7 +285,7 @@ def _with_unnamed_peers(
     for group, members in _group_without_peers(without_peers).items():
         notice = _without_peers_notice(members, group)
         notices.append(notice)
-        if notice.code == "peers-unknown":
+        if notice.code == "no-peers":
             groups.append(members)
     return groups, notices
 
@@ -336,21 +340,23 @@ def _without_peers_notice(members: list[int], group: tuple[int, ...]) -> Notice:
     """
     if not group and members != list(range(len(members))):
         return Notice(
-            "ranks-unknown",
+            "no-schedule",
             (
                 "messages do not name their peers, and not all ranks are here (only "
                 f"{listed(tuple(members), most=8)}): which ranks form a pipeline is "
                 "not known; give all, or --layout"
             ),
             ranks=tuple(members),
+            values={"case": "ranks_unknown"},
         )
     return Notice(
-        "peers-unknown",
+        "no-peers",
         (
             f"messages do not name their peers: ranks {listed(tuple(members), most=8)} "
             "are taken as one pipeline, in this order; override with --layout"
         ),
         ranks=tuple(members),
+        values={"case": "one_pipeline"},
     )
 
 
@@ -459,6 +465,7 @@ MAX_PIPELINES_NAMED = 4
 
 def _order_notice(named: PipelinePeers, count: int) -> Notice:
     values: NoticeValues = {
+        "case": "by_order",
         "pipelines": tuple(tuple(line) for line in named.pipelines),
         "met_share": named.met_share,
         "messages": count,
@@ -471,4 +478,4 @@ def _order_notice(named: PipelinePeers, count: int) -> Notice:
         f"receive, and {percent(named.met_share, digits=0)} of the {count:,} ran at the same time as their other "
         "side; waiting rests on that match (override with --layout)"
     )
-    return Notice("peers-by-order", message, values=values)
+    return Notice("no-peers", message, values=values)

@@ -203,7 +203,7 @@ def sample_steps(
     >>> rows = pl.DataFrame({"step": [1, 2, 3, 4, 5, None]})
     >>> sampled, (notice,) = sample_steps(rows, most=2)
     >>> sampled["step"].to_list(), notice.code
-    ([4, None], 'steps-sampled')
+    ([4, None], 'sampled')
     """
     steps = labelled["step"].unique().drop_nulls().sort()
     stride = 1
@@ -215,15 +215,21 @@ def sample_steps(
     if wanted.is_empty():  # step numbers skip, for example only every second step was marked
         wanted = steps.gather_every(stride)
     sampled = labelled.filter(pl.col("step").is_null() | pl.col("step").is_in(wanted.implode()))
-    values: NoticeValues = {"stride": stride, "compared": len(wanted), "steps": len(steps)}
+    values: NoticeValues = {
+        "case": "steps",
+        "stride": stride,
+        "compared": len(wanted),
+        "steps": len(steps),
+    }
     return sampled, (
         Notice(
-            "steps-sampled",
+            "sampled",
             (
                 f"one step in {stride} is compared with its ideal, {len(wanted)} "
                 f"of {len(steps)}; choose others with --steps"
             ),
             values=values,
+            severity="note",
         ),
     )
 
@@ -261,8 +267,10 @@ def _pairing_notices(rows: pl.DataFrame, chunks: pl.DataFrame) -> tuple[Notice, 
     if chunks.height and rows["number"].null_count() == len(rows):
         notices.append(
             Notice(
-                "no-sequence-numbers",
+                "pairs-by-order",
                 ("no autograd sequence numbers: backwards are tied to forwards by order alone"),
+                values={"case": "no_numbers"},
+                severity="note",
             )
         )
     elif chunks.filter(is_whole_backward & (pl.col("confidence") <= CONFIDENCE_POSITION)).height:
@@ -273,6 +281,8 @@ def _pairing_notices(rows: pl.DataFrame, chunks: pl.DataFrame) -> tuple[Notice, 
                     "backwards share no sequence number with a forward (as with "
                     "recomputed layers): tied by order alone"
                 ),
+                values={"case": "no_shared_numbers"},
+                severity="note",
             )
         )
     forwards = chunks.filter(pl.col("op") == "F")

@@ -26,8 +26,10 @@ def read_orders(path: str | os.PathLike[str]) -> Schedule:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
-        problem = f"{file}: cannot be read: {reason}"
-        raise InputError(problem, hint="one line per rank, as in 0F0 0F1 0B0 0B1") from error
+        problem = f"cannot be read: {reason}"
+        raise InputError(
+            problem, path=file, hint="one line per rank, as in 0F0 0F1 0B0 0B1"
+        ) from error
     orders = []
     for number, line in enumerate(text.splitlines(), start=1):
         without_comment, _, _ = line.partition("#")
@@ -37,7 +39,7 @@ def read_orders(path: str | os.PathLike[str]) -> Schedule:
     ops = list(chain.from_iterable(ranks))
     if not ops:
         raise ScheduleError(
-            f"{file}: has no ops", hint="write one line per rank, as in 0F0 0F1 0B0 0B1"
+            "has no ops", path=file, hint="write one line per rank, as in 0F0 0F1 0B0 0B1"
         )
     microbatches = 1 + max(max(op.microbatch, op.b_microbatch) for op in ops)
     virtual = 0
@@ -69,4 +71,6 @@ def _parse_line(file: Path, number: int, line: str) -> tuple[Op, ...]:
     try:
         return parse_orders(line)
     except ScheduleError as error:
-        raise ScheduleError(f"{file}: line {number}: {error.message}", hint=error.hint) from error
+        raise ScheduleError(
+            f"line {number}: {error.message}", path=file, hint=error.hint
+        ) from error

@@ -132,13 +132,27 @@ def headline(result: GateDocument) -> str:
     if verdict == "pass":
         return f"pass: {counted(len(checks), 'metric')} checked, none regressed{waivers}"
     metrics = [check.metric for check in checks if check.verdict == verdict and not check.waiver]
-    if verdict == "inconclusive" and metrics:
-        reasons = {check.reason for check in checks if check.metric in metrics}
-        if len(reasons) == 1:
-            return f"inconclusive: {reasons.pop()}"
+    if verdict == "inconclusive" and (reason := _shared_reason(result)):
+        return f"inconclusive: {reason}"
     more = f" and {len(metrics) - 4} more" if len(metrics) > 4 else ""
     names = f"{', '.join(metrics[:4])}{more}"
     return f"{verdict}: {names or 'nothing could be checked'}{waivers}"
+
+
+def _shared_reason(result: GateDocument) -> str | None:
+    """Return the one reason why all checks that are inconclusive are so; None if there are several."""
+    undecided = [
+        check for check in result.checks if check.verdict == "inconclusive" and not check.waiver
+    ]
+    reasons = {check.reason for check in undecided}
+    return reasons.pop() if len(reasons) == 1 else None
+
+
+def is_reason_in_headline(check: CheckResult, result: GateDocument) -> bool:
+    """Return whether the headline says why a check is inconclusive."""
+    if check.verdict != "inconclusive" or result.verdict != "inconclusive" or check.waiver:
+        return False
+    return bool(result.obstacles) or _shared_reason(result) is not None
 
 
 def story(result: Compared) -> list[str]:

@@ -67,7 +67,7 @@ def add_to_history(path: Path, points: Sequence[HistoryPoint]) -> None:
 def check_history(path: Path) -> None:
     """Raise if the history cannot be written: a wrong extension or folder, or a file that is none."""
     if path.suffix.lower() != ".html":
-        raise OptionError(f"{path}: a history is a page", hint="end its name in .html")
+        raise OptionError("a history is a page", path=path, hint="end its name in .html")
     check_output_path(path)
     read_history(path)
 
@@ -79,5 +79,5 @@ def read_history(path: Path) -> list[HistoryPoint]:
     match = _DATA.search(path.read_text(encoding="utf-8", errors="replace"))
     hint = "name another file, or remove this one"
     if match is None:
-        raise InputError(f"{path}: is not a history that tracekit wrote", hint=hint)
+        raise InputError("is not a history that tracekit wrote", path=path, hint=hint)
     return decode(match[1].encode(), HistoryDocument, path, hint=hint).points

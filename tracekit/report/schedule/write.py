@@ -258,7 +258,7 @@ def write_schedule(
     extension = check_extension(path, SCHEDULE_EXTENSIONS)
     if extension == ".txt":
         if isinstance(simulation, WeightReload):
-            raise OptionError(f"{path}: weight-reload has no order file", hint="use .json")
+            raise OptionError("weight-reload has no order file", path=path, hint="use .json")
         write_orders(simulation.schedule, path)
         return
     if extension in _PICTURES:

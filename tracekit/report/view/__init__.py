@@ -230,11 +230,13 @@ class View:
 
     @property
     def by_title(self) -> str:
-        """The title of that table, which ends in a remark in brackets.
-
-        Empty if it was not asked for.
-        """
+        """The title of that table; empty if it was not asked for."""
         return "" if self.analysis.by is None else WORDS.by_titles[self.analysis.by.kind]
+
+    @property
+    def by_meaning(self) -> str:
+        """What its figures are; empty if it was not asked for."""
+        return "" if self.analysis.by is None else WORDS.by_meanings[self.analysis.by.kind]
 
     @property
     def definitions(self) -> tuple[tuple[str, str], ...]:

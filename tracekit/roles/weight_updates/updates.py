@@ -64,7 +64,11 @@ def find_weight_updates(
     counts = Counter(len(transfers) for transfers in transfers_of_servers)
     update_count = counts.most_common(1)[0][0]
     if len(counts) > 1:
-        values: NoticeValues = {"numbers": tuple(sorted(counts)), "counted": update_count}
+        values: NoticeValues = {
+            "case": "numbers",
+            "numbers": tuple(sorted(counts)),
+            "counted": update_count,
+        }
         notices.append(
             Notice(
                 "weight-updates-differ",
@@ -90,10 +94,14 @@ def find_weight_updates(
             updates.append(update)
     for update in updates:
         if update.reloaded_bytes not in (None, update.bytes) and not _is_padding(update):
-            values = {"reloaded_bytes": update.reloaded_bytes, "bytes": update.bytes}
+            values = {
+                "case": "not_reloaded",
+                "reloaded_bytes": update.reloaded_bytes,
+                "bytes": update.bytes,
+            }
             notices.append(
                 Notice(
-                    "weights-not-reloaded",
+                    "weight-updates-differ",
                     (
                         f"workers took {update.reloaded_bytes:,} of "
                         f"{update.bytes:,} bytes: part of the update was not "
