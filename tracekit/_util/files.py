@@ -179,7 +179,7 @@ def check_parent(target: Path) -> None:
                 "where they appear whole or not at all",
                 hint="name a folder here, then copy it (aws s3 cp --recursive)",
             )
-    raise OutputError(f"{target}: there is no folder {target.parent}", hint="create it first")
+    raise OutputError(f"there is no folder {target.parent}", path=target, hint="create it first")
 
 
 def _try_lock(handle: int) -> Literal["taken", "held by another", "not supported"]:

@@ -87,9 +87,9 @@ def read_runs(path: Path) -> pl.DataFrame:
     try:
         table = pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise InputError(f"{path}: is no table of runs", hint=hint) from error
+        raise InputError("is no table of runs", path=path, hint=hint) from error
     if table.schema != RUN_TABLE:
-        raise InputError(f"{path}: has other columns than a table of runs", hint=hint)
+        raise InputError("has other columns than a table of runs", path=path, hint=hint)
     return table
 
 
