@@ -33,8 +33,6 @@ RECORDED_MEMBERS = pl.Schema(
 )
 """Collectives of a run, one row per operation and member, sorted by op_id and rank."""
 
-_MEMBER_TIMES = ("enqueued_ns", "started_ns", "completed_ns", "completed_by_ns", "duration_ns")
-
 
 def match_operations(collectives: pl.DataFrame) -> tuple[pl.DataFrame, tuple[str, ...]]:
     """Return the collectives of all ranks matched across ranks and recorders (``RECORDED_MEMBERS``).

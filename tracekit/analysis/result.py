@@ -6,7 +6,7 @@ in common.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, overload
@@ -229,6 +229,10 @@ class MemoryOfRun(Protocol):
 class LineReader(Protocol):
     """What reads the lines of the program at places of a rank (``metrics.host.time_by_activity.HOST_PLACES``)."""
 
+    @property
+    def ranks_read(self) -> Collection[int]:
+        """Ranks whose stacks were read so far."""
+
     def __call__(self, rank: int, places: pl.DataFrame) -> Mapping[tuple[int, int], str] | None:
         """Return the line of each place in a recorded function by its start and end; None if it cannot be read."""
 
@@ -337,16 +341,24 @@ class Analysis(BaseAnalysis):
         """The critical path across ranks, computed when it is first used; None if it was read from JSON."""
         return None if self.described_path is None else self.described_path()
 
-    def with_lines(self, places: Sequence[Place]) -> tuple[Place, ...] | None:
+    def with_lines(
+        self, places: Sequence[Place], *, if_read: bool = False
+    ) -> tuple[Place, ...] | None:
         """Return places of the host with the lines of the program, from stacks that were recorded and not read.
 
-        None if there are no such stacks, or they cannot be read.
+        None if there are no such stacks, or they cannot be read. With *if_read* only lines of ranks that
+        were read for other places are used.
         """
-        ranks_with_stacks = {source.rank for source in self.sources if has_stacks(source)}
+        if self.read_lines is None:
+            return None
+        ranks = {place.rank for place in places}
+        ranks &= {source.rank for source in self.sources if has_stacks(source)}
+        if if_read:
+            ranks.intersection_update(self.read_lines.ranks_read)
         lines_by_rank = {}
-        for rank in ranks_with_stacks.intersection(place.rank for place in places):
+        for rank in ranks:
             of_rank = self.tables["host_places"].filter(pl.col("rank") == rank)
-            lines = None if self.read_lines is None else self.read_lines(rank, of_rank)
+            lines = self.read_lines(rank, of_rank)
             if lines is None:
                 return None
             lines_by_rank[rank] = lines

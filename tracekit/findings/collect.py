@@ -92,9 +92,10 @@ def find_kinds(analysis: Analysis) -> tuple[FindingKind, ...]:
 
 
 def _with_run(context: Context, finding: FindingKind) -> FindingKind:
-    """Return a finding with what is known of its run."""
+    """Return a finding with what is known of its run, and the lines of its places that were read for any finding."""
     facts = context.facts_of_host if finding.of_host else context.facts
-    return msgspec.structs.replace(finding, run=facts)
+    places = context.analysis.with_lines(finding.where, if_read=True) or finding.where
+    return msgspec.structs.replace(finding, run=facts, where=places)
 
 
 def _without_saving(finding: FindingKind) -> FindingKind:

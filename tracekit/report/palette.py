@@ -20,8 +20,6 @@ CELL_COLOURS = {op: LABEL_COLOURS[label] for op, label in LABEL_OF_OP.items()}
 
 IDLE_COLOUR = "#E8EBEE"
 UNRECORDED_COLOUR = "#C9CED4"
-PROFILER_COLOUR = "#B8A9C9"
-"""Time that the profiler added to a step."""
 COMPUTE_COLOUR = "#0072B2"
 """Compute of all labels together, in budgets."""
 MEMORY_COLOURS = {

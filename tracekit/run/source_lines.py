@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,11 @@ class SourceLines:
             path = ref.path if ref.url is not None else str(Path(ref.path).absolute())
             absolute[rank] = msgspec.structs.replace(ref, path=path)
         return cls(absolute)
+
+    @property
+    def ranks_read(self) -> Collection[int]:
+        """Ranks whose stacks were read so far."""
+        return self._by_rank.keys()
 
     def __call__(self, rank: int, places: pl.DataFrame) -> Mapping[tuple[int, int], str] | None:
         """Return the lines of a rank's *places* (``HOST_PLACES``) by their start and end.

@@ -24,7 +24,7 @@ from tracekit.report.findings import (
     shown_findings,
 )
 from tracekit.report.gap_words import missing_ranks_named, relevant_notices
-from tracekit.report.notices import NoticeLine, shorten_notices, telling_notices
+from tracekit.report.notices import NoticeLine, shorten_notices
 from tracekit.report.table import Table
 from tracekit.report.view import idle as idle_tables
 from tracekit.report.view import kernels as kernel_tables
@@ -217,11 +217,6 @@ class View:
         if self.quoted_path is not None:
             command = f"tracekit analyze {self.quoted_path} --what-if"
         return Sentence("`--what-if` predicts other schedules", command=command)
-
-    @cached_property
-    def telling_warnings(self) -> list[NoticeLine]:
-        """Warnings without those that change no figure."""
-        return telling_notices(self.warnings)
 
     @cached_property
     def warnings(self) -> tuple[NoticeLine, ...]:
