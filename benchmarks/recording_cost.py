@@ -69,18 +69,17 @@ def errors(folders: list[Path]) -> None:
     for folder in folders:
         for recording in recordings_of(folder):
             step = analyze(recording.path, schedule="none").step
-            free = step.free
-            if free is None or step.time_ns is None:
+            if step.free_ns is None or step.free_range_ns is None or step.time_ns is None:
                 print(f"{recording.name:32} the step without the profiler is not known")
                 continue
             timed_ms = sum(recording.free_ms) / 2
-            low, high = (ns / 1e6 for ns in free.range_ns)
-            error = free.time_ns / 1e6 / timed_ms - 1
+            low, high = (ns / 1e6 for ns in step.free_range_ns)
+            error = step.free_ns / 1e6 / timed_ms - 1
             is_inside = low <= timed_ms <= high
-            width = (high - low) / (free.time_ns / 1e6)
+            width = (high - low) / (step.free_ns / 1e6)
             rows.append((abs(error), step.time_ns / 1e6 / timed_ms - 1, is_inside, width))
             print(
-                f"{recording.name:32} {step.time_ns / 1e6:9.2f} {free.time_ns / 1e6:8.2f} "
+                f"{recording.name:32} {step.time_ns / 1e6:9.2f} {step.free_ns / 1e6:8.2f} "
                 f"{low:7.2f}–{high:<7.2f} {recording.free_ms[0]:6.2f}–{recording.free_ms[1]:<6.2f} "
                 f"{error:+7.1%}{'' if is_inside else '  outside its range'}"
             )
@@ -105,9 +104,9 @@ def fit(folders: list[Path]) -> None:
     def mean_error() -> float:
         found = []
         for recording in recordings:
-            free = analyze(recording.path, schedule="none").step.free
-            if free is not None:
-                found.append(abs(free.time_ns / 1e6 / (sum(recording.free_ms) / 2) - 1))
+            free_ns = analyze(recording.path, schedule="none").step.free_ns
+            if free_ns is not None:
+                found.append(abs(free_ns / 1e6 / (sum(recording.free_ms) / 2) - 1))
         return float(np.mean(found))
 
     least = mean_error()

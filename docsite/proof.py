@@ -200,8 +200,8 @@ def eight_gpus_section() -> Section:
     logged_ms = _read_truth(folder)["logs"]["step_ms"]
     analysis = analyze(folder)
     graph = analysis.graph
-    free = analysis.step.free
-    if graph is None or free is None or analysis.rates is None:
+    free_ns = analysis.step.free_ns
+    if graph is None or free_ns is None or analysis.rates is None:
         raise SystemExit(
             f"{folder}: no events to replay, no step without the profiler, or no rates"
         )
@@ -212,7 +212,7 @@ def eight_gpus_section() -> Section:
             f"{NANOGPT}: logs of 14 runs",
             "ms",
             logged_ms,
-            free.time_ns / 1e6,
+            free_ns / 1e6,
             MAX_FREE_STEP_ERROR,
         ),
         Result(

@@ -129,7 +129,7 @@ def test_where_no_shift_explains_the_times_savings_are_withheld(samples, tmp_pat
     analysis = analyze(moved)
     cases = [notice.values["case"] for notice in analysis.notices if notice.code == "gpu-clock"]
     assert cases == ["unexplained"]
-    assert analysis.step.free is None
+    assert analysis.step.free_ns is None
     assert {finding.saves_ns for finding in analysis.findings} <= {None}
 
 
@@ -171,7 +171,7 @@ def test_a_drift_that_waits_leave_open_makes_no_finding_about_late_launches(samp
     for file in others:
         (tmp_path / file.name).symlink_to(file)
     analysis = analyze(tmp_path)
-    assert analysis.step.free is None
+    assert analysis.step.free_ns is None
     assert {finding.code for finding in analysis.findings if finding.matters} <= {
         finding.code for finding in whole.findings if finding.matters
     }

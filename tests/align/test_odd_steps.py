@@ -34,7 +34,7 @@ def summary(events: pl.DataFrame):
 def test_without_marks_the_time_is_the_extent_and_called_so() -> None:
     whole = summary(gpu_events((None, 10, 30), (None, 50, 90)))
     assert whole.time_ns == 80  # 90 - 10
-    assert not whole.is_marked
+    assert not whole.marked
     assert whole.single
 
 

@@ -44,7 +44,7 @@ def reduction_context(sizes, starts, forward_starts, *, steps=(0,), saves_ns=70,
     predicted = ChangedStep("dp_comm x0.25", (), 200, saves_ns=saves_ns, saves_range_ns=(60, 80))
     return SimpleNamespace(
         analysis=SimpleNamespace(tables={"operations": operations, "timeline": timeline}),
-        step=SimpleNamespace(budget=SimpleNamespace(exposed_ns={"dp_comm": exposed_ns})),
+        step=SimpleNamespace(budget_ns=SimpleNamespace(exposed_ns={"dp_comm": exposed_ns})),
         step_ns=200,
         framework="DDP",
         predict=lambda change: predicted if change == QUARTER else None,
@@ -128,14 +128,14 @@ def test_exposed_time_is_a_cost_and_hiding_it_saves_no_more(samples):
     analysis = analysis_of(samples / "slow-ddp")
     finding = next(each for each in analysis.findings if each.code == "exposed_comm")
     label = finding.evidence["label"]
-    assert finding.cost_ns == analysis.step.budget.exposed_ns[label]
+    assert finding.cost_ns == analysis.step.budget_ns.exposed_ns[label]
     assert finding.saves_ns <= finding.cost_ns
     assert finding.where[0].end_ns > finding.where[0].start_ns
 
 
 def test_communication_behind_compute_is_no_finding(samples):
     analysis = analysis_of(samples / "overlapped")
-    hidden = {label for label, ns in analysis.step.budget.exposed_ns.items() if not ns}
+    hidden = {label for label, ns in analysis.step.budget_ns.exposed_ns.items() if not ns}
     assert not any(finding.evidence.get("label") in hidden for finding in analysis.findings)
 
 
@@ -298,7 +298,7 @@ def test_a_framework_is_one_that_the_trace_shows(seen, framework):
     reasons = pl.DataFrame([row], schema=dict.fromkeys(names, pl.String))
     analysis = SimpleNamespace(
         tables={"reasons": reasons},
-        step=SimpleNamespace(known_ns=1),
+        step=SimpleNamespace(reference_ns=1),
         changed_steps=(),
         workload="training",
     )

@@ -32,7 +32,7 @@ def found(
     monkeypatch.setattr(communication, "_host_copies_ns", lambda context: host_copies_ns)
     monkeypatch.setattr(communication, "_exposed", lambda context, label, ns: (label, ns))
     context = SimpleNamespace(
-        step=SimpleNamespace(budget=SimpleNamespace(exposed_ns=exposed_ns)),
+        step=SimpleNamespace(budget_ns=SimpleNamespace(exposed_ns=exposed_ns)),
         analysis=SimpleNamespace(schedule=schedule, total=SimpleNamespace(wait_ns=waits)),
         free_exposed_share=lambda label: free_share,
     )
@@ -115,8 +115,11 @@ def context_of(*, recorded=None, free=None, step_ns=1_000):
     def budget(figures):
         return SimpleNamespace(idle_ns=figures[0], exposed_ns={"dp_comm": figures[1]})
 
-    no_profiler = None if free is None else SimpleNamespace(budget=budget(free) if free else None)
-    step = SimpleNamespace(known_ns=step_ns, budget=budget(recorded), free=no_profiler)
+    step = SimpleNamespace(
+        reference_ns=step_ns,
+        budget_ns=budget(recorded),
+        free_budget_ns=budget(free) if free else None,
+    )
     return Context(SimpleNamespace(step=step, changed_steps=()))
 
 

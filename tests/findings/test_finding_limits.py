@@ -30,16 +30,16 @@ def idle_context(
 ):
     """A step of 1,000 ns, 100 of them idle."""
     known = {"pipeline": False, "idle_known": True, **total}
-    free = None
-    if free_idle_ns is not None:
-        free = SimpleNamespace(budget=SimpleNamespace(idle_ns=free_idle_ns))
+    free_budget = None if free_idle_ns is None else SimpleNamespace(idle_ns=free_idle_ns)
     return SimpleNamespace(
         analysis=SimpleNamespace(
             total=SimpleNamespace(**known),
             role_results=SimpleNamespace(roles=known.pop("roles", ())),
             tables={"steps": pl.DataFrame({"rank": [0], "start_ns": [1], "end_ns": [1_002]})},
         ),
-        step=SimpleNamespace(budget=SimpleNamespace(idle_ns=100), free=free, is_marked=True),
+        step=SimpleNamespace(
+            budget_ns=SimpleNamespace(idle_ns=100), free_budget_ns=free_budget, marked=True
+        ),
         has_host_calls=has_host_calls,
         has_stacks=has_stacks,
         has_unread_stacks=has_unread_stacks,

@@ -129,7 +129,7 @@ def offence(monkeypatch, cost_ns, *, can_replay=False, saves=None, gpu_ns=600):
         predict=lambda change: predicted,
         can_replay=can_replay,
         runs_pytorch=True,
-        step=SimpleNamespace(is_marked=True),
+        step=SimpleNamespace(marked=True),
         share=lambda ns: ns / 1_000,
     )
     means = Means({"compile": (300, 80, 0)})

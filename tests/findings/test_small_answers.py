@@ -52,7 +52,7 @@ def test_of_65_ranks_without_a_trace_64_are_named():
         tables={"operations": pl.DataFrame({"group": ["0"]})},
     )
     context = SimpleNamespace(
-        analysis=analysis, step=SimpleNamespace(budget=budget), share=lambda ns: ns / 100
+        analysis=analysis, step=SimpleNamespace(budget_ns=budget), share=lambda ns: ns / 100
     )
     (finding,) = WaitingUnknown.find(context)
     assert (finding.case, finding.ranks) == ("ranks", tuple(range(1, 65)))

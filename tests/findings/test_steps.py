@@ -158,7 +158,7 @@ def test_the_parts_of_a_free_step_are_those_of_an_ordinary_one(tmp_path):
         start = end
     recording.write(tmp_path)
     step = analyze(tmp_path).step
-    assert step.free.budget.compute_ns == pytest.approx(10 * MS, rel=0.1)
+    assert step.free_budget_ns.compute_ns == pytest.approx(10 * MS, rel=0.1)
 
 
 def test_steps_whose_gpu_work_overlaps_take_no_longer_together_than_the_recording(tmp_path):

@@ -12,12 +12,10 @@ import pytest
 
 from tracekit import analyze
 from tracekit.align.steps import STEPS, add_step_intervals, assign_parts, host_ranges
-from tracekit.documents.analysis import Budget, StepTime, TimedStep
+from tracekit.documents.analysis import Budget, Step, StepNotCommon, StepTime, TimedStep
 from tracekit.metrics.host.events import NamedRows
 from tracekit.metrics.label_intervals import Lanes
 from tracekit.metrics.step_time import (
-    FreeStep,
-    StepSummary,
     find_start_up_steps,
     find_times_in_turn,
     find_unusual,
@@ -199,7 +197,7 @@ def test_the_step_time_is_the_median_over_steps_of_the_median_over_ranks():
     )
     assert [step.time_ns for step in summary.per_step] == [100, 111, 130]
     assert summary.time_ns == 111
-    assert summary.by_rank == {0: 110, 1: 112, 2: 111}
+    assert summary.time_ns_by_rank == {0: 110, 1: 112, 2: 111}
 
 
 def test_ranks_that_enter_a_step_early_do_not_lengthen_it():
@@ -210,7 +208,7 @@ def test_ranks_that_enter_a_step_early_do_not_lengthen_it():
 def test_steps_that_one_rank_lacks_are_left_out_and_named():
     summary = summarize_steps({0: timed(10, 10, 10), 1: timed(10, 10)})
     assert [step.step for step in summary.per_step] == [0, 1]
-    assert summary.not_common == {2: (1,)}
+    assert summary.not_common == [StepNotCommon(2, [1])]
 
 
 def test_a_cut_step_is_not_in_the_median():
@@ -231,8 +229,10 @@ def test_the_budget_of_the_run_leaves_out_what_stands_out():
         5, 1000, Budget(span_ns=1000, compute_ns=80, exposed_ns={"dp_comm": 15}, idle=905)
     )
     summary = summarize_steps({0: [*usual, slow]})
-    assert summary.budget == Budget(span_ns=100, compute_ns=80, exposed_ns={"dp_comm": 15}, idle=5)
-    assert summary.unusual == (StepTime(5, 1000),)
+    assert summary.budget_ns == Budget(
+        span_ns=100, compute_ns=80, exposed_ns={"dp_comm": 15}, idle=5
+    )
+    assert summary.unusual == [StepTime(5, 1000)]
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_the_step_time_is_what_the_loop_measured(name):
     if name == "items":  # the host runs ahead into the first recorded step
         times, loop = times[1:], loop[1:]
     if name == "fsdp-offload":
-        assert step.by_rank[0] / MS == pytest.approx(median(loop), rel=0.03)
+        assert step.time_ns_by_rank[0] / MS == pytest.approx(median(loop), rel=0.03)
         return
     assert median(times) == pytest.approx(median(loop), rel=0.03)
 
@@ -316,7 +316,7 @@ def test_a_step_that_loads_code_for_a_twentieth_of_its_time_is_start_up_and_left
     assert [step.start_up for step in loading(60, 5, 4, 0)] == [True, True, False, False]
     summary = summarize_steps({0: loading(60, 5, 4, 0)})
     assert [step.step for step in summary.per_step] == [2, 3]
-    assert summary.start_up == (0, 1)
+    assert summary.start_up == [0, 1]
     assert not summary.is_start_up_alone
 
 
@@ -328,26 +328,25 @@ def test_where_every_step_is_start_up_they_count_and_that_is_known():
 
 
 @pytest.mark.parametrize(
-    ("time_ns", "added_ns", "shown_ns"),
+    ("time_ns", "added_ns", "stated_ns"),
     [(1_060, 60, 1_000), (1_050, 0, 1_050), (990, 0, 990), (None, 0, None)],
 )
 def test_the_step_without_the_profiler_is_shown_if_that_added_more_than_a_twentieth(
-    time_ns, added_ns, shown_ns
+    time_ns, added_ns, stated_ns
 ):
     recorded = Budget(compute_ns=1, exposed_ns={}, idle=0)
     modelled = Budget(compute_ns=2, exposed_ns={}, idle=0)
-    free = FreeStep(1_000, (900, 1_100), "modelled", modelled)
-    summary = StepSummary(time_ns, budget=recorded, free=free)
-    assert (summary.profiler_ns, summary.shown_ns) == (added_ns, shown_ns)
-    assert summary.shown_budget is (modelled if added_ns else recorded)
+    summary = Step.of(time_ns, budget_ns=recorded, free_ns=1_000, free_budget_ns=modelled)
+    assert (summary.profiler_ns, summary.stated_ns) == (added_ns, stated_ns)
+    assert summary.stated_budget is (modelled if added_ns else recorded)
 
 
 def test_a_step_without_the_profiler_that_has_no_parts_shows_the_recorded_ones():
     recorded = Budget(compute_ns=1, exposed_ns={}, idle=0)
-    timed = StepSummary(1_060, budget=recorded, free=FreeStep(1_000, (1_000, 1_060), "timed"))
-    assert (timed.shown_ns, timed.shown_budget) == (1_000, recorded)
-    unknown = StepSummary(1_060, budget=recorded)
-    assert (unknown.profiler_ns, unknown.shown_ns, unknown.shown_budget) == (0, 1_060, recorded)
+    timed = Step.of(1_060, budget_ns=recorded, free_ns=1_000, free_from="timed")
+    assert (timed.stated_ns, timed.stated_budget) == (1_000, recorded)
+    unknown = Step.of(1_060, budget_ns=recorded)
+    assert (unknown.profiler_ns, unknown.stated_ns, unknown.stated_budget) == (0, 1_060, recorded)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +354,7 @@ def test_a_step_without_the_profiler_that_has_no_parts_shows_the_recorded_ones()
     [({0: 75, 1: 100}, 0.25), ({0: 100}, 0.0), ({}, 0.0), ({0: 0, 1: 0}, 0.0)],
 )
 def test_ranks_differ_by_a_share_of_the_slowest(by_rank, spread):
-    assert StepSummary(100, by_rank=by_rank).spread == spread
+    assert Step.of(100, by_rank=by_rank).spread == spread
 
 
 class CountedTimes(list):
@@ -374,5 +373,5 @@ class CountedTimes(list):
 def test_a_period_is_looked_for_in_time_linear_in_steps(of_one_step):
     times = CountedTimes([100] * 20_000)
     times[-1] = of_one_step
-    assert find_times_in_turn(times) == ()
+    assert find_times_in_turn(times) == []
     assert times.looked_at <= 200 * len(times)

@@ -184,7 +184,7 @@ def _prices(analysis):
 def _ranges(analysis):
     """Return findings and predictions whose range is not around what they save, or is more than the longest step."""
     step = analysis.step
-    step_ns = (step.reference_ns or 0) if step.free is None else step.free.range_ns[1]
+    step_ns = (step.time_ns or 0) if step.free_range_ns is None else step.free_range_ns[1]
     rows = [(finding.code, finding) for finding in analysis.findings if finding.code != "slow_step"]
     rows += [(row.change, row) for row in analysis.changed_steps]
     for name, row in rows:
@@ -237,11 +237,11 @@ def _outputs(analysis, view):
     document = json.loads(render_json(analysis))
     step = analysis.step
     named_ns = (document["step"]["time_ns"], document["step"]["free_ns"])
-    if step.shown_ns is not None and step.shown_ns not in named_ns:
+    if step.stated_ns is not None and step.stated_ns not in named_ns:
         yield "the step time that is shown is not in the JSON"
     headline_text = headline(view).text
     is_plain = not analysis.role_results.iterations and not analysis.step_kinds
-    if is_plain and step.shown_ns is not None and short_ms(step.shown_ns) not in headline_text:
+    if is_plain and step.stated_ns is not None and short_ms(step.stated_ns) not in headline_text:
         yield f"the first line states another step time: {headline_text}"
     terminal_text = _plain("\n".join(line.plain for line in first_screen(view, 400)))
     markdown_text = _plain(render_markdown(analysis))
@@ -284,7 +284,7 @@ def _remarks(analysis, view):
         texts = (markdown_text, _plain(explained))
         if finding.saving_ns and not all(remarks in text for text in texts):
             yield f"finding {number} has a remark that not every output has: {remarks}"
-        if "of the step" in share_words(finding) and not analysis.step.is_marked:
+        if "of the step" in share_words(finding) and not analysis.step.marked:
             yield f"finding {number} is a share of a step that is not marked"
 
 

@@ -296,7 +296,7 @@ def test_no_output_of_another_accelerators_recording_has_a_vendors_words(tmp_pat
             )
     recording.write(tmp_path)
     analysis = analyze(tmp_path)
-    assert analysis.step.budget.exposed_ns["memory"] == pytest.approx(67 * 30_000, rel=0.01)
+    assert analysis.step.budget_ns.exposed_ns["memory"] == pytest.approx(67 * 30_000, rel=0.01)
     out = io.StringIO()
     render(analysis, Screen(file=out, width=100), full=True)
     assert not OTHERS_WORDS.findall(out.getvalue() + render_markdown(analysis))

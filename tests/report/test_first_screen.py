@@ -14,9 +14,8 @@ from tests.kept import analysis_of
 from tests.written_findings import written
 from tracekit._util.text import short_ms
 from tracekit.analysis.result import Rooms
-from tracekit.documents.analysis import Budget, StepTime
+from tracekit.documents.analysis import Budget, Step, StepTime
 from tracekit.documents.findings import Finding
-from tracekit.metrics.step_time import FreeStep, StepSummary
 from tracekit.record.answer import answer_of
 from tracekit.report import first_screen as content
 from tracekit.report.clock_words import badge_of
@@ -73,7 +72,7 @@ def test_the_first_line_states_the_step_time_and_no_line_is_wider_than_the_termi
         first = lines[: next((i for i, line in enumerate(lines) if line == "Schedule"), len(lines))]
         assert max(map(len, first)) <= width
         iterations = analysis.role_results.iterations
-        times_ns = [each.end_ns - each.start_ns for each in iterations] or [analysis.step.shown_ns]
+        times_ns = [each.end_ns - each.start_ns for each in iterations] or [analysis.step.stated_ns]
         for time_ns in (min(times_ns), max(times_ns)):
             assert short_ms(time_ns) in lines[0]
     assert " · · " not in lines[0]
@@ -130,10 +129,10 @@ OPERATOR_TIMES = {
 
 def view(**values):
     """Return what the first screen reads of a run of one rank and one step of 100 ms, with *values* instead."""
-    step = StepSummary(
+    step = Step.of(
         100 * MS,
         per_step=(StepTime(0, 100 * MS),),
-        budget=Budget(span_ns=100 * MS, compute_ns=100 * MS, exposed_ns={}, idle=0),
+        budget_ns=Budget(span_ns=100 * MS, compute_ns=100 * MS, exposed_ns={}, idle=0),
     )
     kernels = pl.DataFrame(schema={"label": pl.String, "module": pl.String, "ns": pl.Float64})
     analysis = SimpleNamespace(
@@ -203,7 +202,7 @@ def test_a_run_that_mostly_computes_shows_which_part_of_the_model_does(compute, 
     budget = Budget(
         span_ns=100 * MS, compute_ns=compute * MS, exposed_ns={}, idle=(100 - compute) * MS
     )
-    shown.analysis.step = StepSummary(100 * MS, budget=budget)
+    shown.analysis.step = Step.of(100 * MS, budget_ns=budget)
     text = "the GPU computes for 81.0 of 100 ms: mlp 60 %, attention 38 %, norm 2 %"
     assert what_computes(shown) == (text if is_split else "")
 
@@ -324,14 +323,15 @@ def test_the_first_screen_heads_every_output(samples, run):
 def test_the_bar_and_its_shares_are_of_the_step_without_the_profiler():
     """15 ms of which 14 compute, recorded as 23 ms: the profiler's 8 ms are no idle time."""
     shown = view()
-    free = FreeStep(
-        15 * MS,
-        (14 * MS, 17 * MS),
-        "modelled",
-        Budget(span_ns=15 * MS, compute_ns=14 * MS, exposed_ns={}, idle=MS),
-    )
+    free = Budget(span_ns=15 * MS, compute_ns=14 * MS, exposed_ns={}, idle=MS)
     recorded = Budget(span_ns=23 * MS, compute_ns=14 * MS, exposed_ns={}, idle=9 * MS)
-    shown.analysis.step = StepSummary(23 * MS, budget=recorded, free=free)
+    shown.analysis.step = Step.of(
+        23 * MS,
+        budget_ns=recorded,
+        free_ns=15 * MS,
+        free_range_ns=(14 * MS, 17 * MS),
+        free_budget_ns=free,
+    )
     lines = [line.plain for line in first_screen(shown, 100)]
     assert lines[0].endswith("15.0 ms a step without the profiler")
     assert lines[1].endswith("compute 93 %  idle 7 %")
@@ -342,8 +342,9 @@ def test_the_bar_and_its_shares_are_of_the_step_without_the_profiler():
 def test_a_step_that_was_timed_is_no_estimate():
     shown = view()
     budget = Budget(span_ns=15 * MS, compute_ns=15 * MS, exposed_ns={}, idle=0)
-    free = FreeStep(15 * MS, (14 * MS, 17 * MS), "timed", budget)
-    shown.analysis.step = StepSummary(23 * MS, budget=budget, free=free)
+    shown.analysis.step = Step.of(
+        23 * MS, budget_ns=budget, free_ns=15 * MS, free_from="timed", free_budget_ns=budget
+    )
     text = " ".join(line.plain for line in first_screen(shown, 100))
     assert "15.0 ms was timed before the profiler started; with the profiler" in text
     assert "estimate" not in text
@@ -390,7 +391,7 @@ def test_a_faster_host_may_save_more_than_idle_because_transfers_get_shorter():
     for saves_ms, is_said in ((11, True), (10, False)):
         late = Finding(code="launch_bound", cost_ns=10 * MS, share=0.1, saves_ns=saves_ms * MS)
         shown = view(findings=(late,))
-        shown.analysis.step = StepSummary(100 * MS, budget=budget)
+        shown.analysis.step = Step.of(100 * MS, budget_ns=budget)
         assert (words in " ".join(line.plain for line in first_screen(shown, 200))) is is_said
 
 
@@ -401,14 +402,10 @@ def test_phases_of_an_rl_loop_have_signs_of_their_own(samples):
 
 def test_a_profiler_that_adds_less_than_a_twentieth_is_not_mentioned():
     shown = view()
-    free = FreeStep(
-        100 * MS,
-        (98 * MS, 104 * MS),
-        "modelled",
-        Budget(span_ns=100 * MS, compute_ns=100 * MS, exposed_ns={}, idle=0),
-    )
     budget = Budget(span_ns=104 * MS, compute_ns=100 * MS, exposed_ns={}, idle=4 * MS)
-    shown.analysis.step = StepSummary(104 * MS, budget=budget, free=free)
+    shown.analysis.step = Step.of(
+        104 * MS, budget_ns=budget, free_ns=100 * MS, free_range_ns=(98 * MS, 104 * MS)
+    )
     text = " ".join(line.plain for line in first_screen(shown, 100))
     assert "104 ms a step" in text
     assert "profiler" not in text
@@ -419,7 +416,7 @@ def test_a_profiler_that_adds_less_than_a_twentieth_is_not_mentioned():
 )
 def test_without_marks_of_steps_savings_are_of_the_recording(is_marked, words):
     shown = view(findings=(finding(0.5),))
-    shown.analysis.step = StepSummary(100 * MS, is_marked=is_marked)
+    shown.analysis.step = Step.of(100 * MS, marked=is_marked)
     heading = next(line.plain for line in first_screen(shown, 120) if "What to do" in line.plain)
     assert words in heading
 

@@ -12,9 +12,9 @@ import pytest
 from tests.kept import analysis_of
 from tracekit._util.notices import merge_notices
 from tracekit.analysis.combine.notices import uncommon_step_notices
+from tracekit.documents.analysis import Step, StepNotCommon
 from tracekit.errors import Notice
 from tracekit.findings.recording import is_about_unnamed_peers
-from tracekit.metrics.step_time import StepSummary
 from tracekit.report.notices import notice_sentence, shorten_notices, telling_notices
 from tracekit.report.view import describe_ranks
 from tracekit.schema import Source
@@ -58,7 +58,7 @@ def test_ranks_that_are_missing_are_named(ranks, role, sentence):
 
 
 def test_a_list_names_the_first_steps_and_how_many_more_there_are():
-    steps = StepSummary(10, not_common=dict.fromkeys(range(10), (1, 3)))
+    steps = Step.of(10, not_common=[StepNotCommon(step, [1, 3]) for step in range(10)])
     (notice,) = uncommon_step_notices(steps)
     assert notice.message == (
         "ranks 1, 3: steps 0, 1, 2, 3, 4, 5, 6, 7, +2 more are missing, which other ranks recorded: only steps that "

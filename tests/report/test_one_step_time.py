@@ -70,7 +70,7 @@ def test_texts_state_the_step_time(folder, analysis):
     """The one without the profiler, where that matters: the bar and its shares are of it."""
     time = headline(view_of(analysis)).time
     if not analysis.role_results.iterations:
-        assert short_ms(analysis.step.shown_ns) in time
+        assert short_ms(analysis.step.stated_ns) in time
     assert time in plain(render_markdown(analysis))
     assert time in plain(render_html(analysis))
     screen = Console(width=200, record=True, file=io.StringIO())
@@ -92,18 +92,18 @@ def test_figures_are_the_step_time(analysis):
     assert scalars(analysis)["tracekit/step_ms"] == step_ms
     point = history_point(run, time_s=0.0).values
     assert point["step_ms"] == step_ms
-    free = analysis.step.free
-    free_ms = None if free is None else free.time_ns / 1e6
+    free_ns = analysis.step.free_ns
+    free_ms = None if free_ns is None else free_ns / 1e6
     assert scalars(analysis).get("tracekit/free_step_ms") == free_ms
     assert point.get("free_step_ms") == free_ms
 
 
 def test_the_notebook_shows_the_step_time(analysis):
     expected = ms(analysis.step.time_ns, digits=3)
-    assert f"{'step time' if analysis.step.is_marked else 'extent'} {expected}>" in repr(analysis)
+    assert f"{'step time' if analysis.step.marked else 'extent'} {expected}>" in repr(analysis)
     _, _, ranks = analysis._repr_html_().partition("<summary>Ranks</summary>")
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", ranks)
-    assert cells[1] == ms(analysis.step.shown_ns, digits=3).removesuffix(" ms")
+    assert cells[1] == ms(analysis.step.stated_ns, digits=3).removesuffix(" ms")
 
 
 def test_doctor_states_the_step_time_of_marked_steps(folder, analysis):

@@ -163,12 +163,12 @@ def test_the_line_and_the_figures_have_one_base():
     """Shares in the line are of the recorded step, as are the figures; both name the step without the profiler."""
     [landed] = [one for one in watch(STEPS, idle_s=0) if one.name == "a"]
     figures = scalars(landed.analysis)
-    budget = landed.analysis.step.budget
+    budget = landed.analysis.step.budget_ns
     share = f"compute {percent(budget.compute_ns, budget.span_ns)}"
     assert share in line(landed)
     assert figures["tracekit/step_ms"] == landed.analysis.step.time_ns / 1e6
-    free = landed.analysis.step.free
-    assert figures.get("tracekit/free_step_ms") == (None if free is None else free.time_ns / 1e6)
+    free_ns = landed.analysis.step.free_ns
+    assert figures.get("tracekit/free_step_ms") == (None if free_ns is None else free_ns / 1e6)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):

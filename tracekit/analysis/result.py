@@ -36,7 +36,7 @@ from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
 from tracekit.graph.change import parse_change
 from tracekit.metrics.alternatives import Alternative
-from tracekit.metrics.step_time import FreeStep, StepSummary, summarize_steps
+from tracekit.metrics.step_time import summarize_steps, with_free_step
 from tracekit.parsers.rank_numbers import unknown_rank_error
 from tracekit.schema import Source, has_stacks
 
@@ -137,19 +137,6 @@ class BaseAnalysis:
         return total_figures(self.rank_results)
 
     @property
-    def free_step(self) -> FreeStep | None:
-        """The step without the profiler; None if it is not known."""
-        return None
-
-    @cached_property
-    def step(self) -> StepSummary:
-        """The step time of the run, as recorded and without the profiler."""
-        recorded = summarize_steps(
-            {result.rank: result.timed_steps for result in self.rank_results}
-        )
-        return recorded.with_free(self.free_step)
-
-    @property
     def ranks(self) -> tuple[RankFigures, ...]:
         """The figures of each rank, in the order of their numbers."""
         return self.rank_results
@@ -179,7 +166,7 @@ class BaseAnalysis:
         for result in self.rank_results:
             steps.update(result.steps)
         parts = [counted(count, "rank"), *([counted(len(steps), "step")] if steps else [])]
-        what = "step time" if self.step.is_marked else "extent"
+        what = "step time" if self.step.marked else "extent"
         time = "unknown" if self.step.time_ns is None else ms(self.step.time_ns, digits=3)
         return f"<Analysis: {', '.join(parts)}, {what} {time}>"
 
@@ -329,12 +316,16 @@ class Analysis(BaseAnalysis):
         """The figures of all ranks together: times are sums over ranks, shares are ratios of these sums."""
         return super().total if self.document is None else self.document.total
 
-    @property
-    def free_step(self) -> FreeStep | None:
-        """The step without the profiler; None if it is not known."""
+    @cached_property
+    def step(self) -> Step:
+        """The step time of the run, as recorded and without the profiler."""
         if self.document is not None:
-            return _saved_free_step(self.document.step)
-        return None if self.graph is None else self.graph.free_step
+            return self.document.step
+        recorded = summarize_steps({rank.rank: rank.timed_steps for rank in self.rank_results})
+        step = with_free_step(recorded, None if self.graph is None else self.graph.free_step)
+        if not self.total.idle_known:
+            step = step.without_idle()
+        return msgspec.structs.replace(step, kinds=list(self.step_kinds) or msgspec.UNSET)
 
     @property
     def critical_path(self) -> CriticalPath | None:
@@ -423,11 +414,3 @@ class Analysis(BaseAnalysis):
         state = dict(vars(self))
         state.pop("_kept", None)
         return state
-
-
-def _saved_free_step(step: Step) -> FreeStep | None:
-    """Return the step without the profiler of a document; None if it is not known, as in files of format 1."""
-    if step.free_ns is None or step.free_from is None:
-        return None
-    range_ns = step.free_range_ns or (step.free_ns, step.free_ns)
-    return FreeStep(step.free_ns, range_ns, step.free_from, step.free_budget_ns)

@@ -19,7 +19,6 @@ from tracekit.analysis.result import Analysis, Role, RoleResults, Tables
 from tracekit.documents import analysis as documents
 from tracekit.documents.analysis import (
     AnalysisDocument,
-    Budget,
     HostActivity,
     Kernel,
     Lane,
@@ -119,7 +118,7 @@ def build_document(
         format=documents.ANALYSIS_FORMAT,
         source=_source(analysis),
         ranks=[_with_longest_activities(rank) for rank in analysis.rank_results],
-        step=step_document(analysis),
+        step=analysis.step,
         workload=analysis.workload,
         findings=findings_of(analysis),
         total=analysis.total,
@@ -200,39 +199,6 @@ def _roles(results: RoleResults, findings_of: FindingsOf, show: Collection[str])
     if results.weight_updates:
         keys["weight_updates"] = list(results.weight_updates)
     return keys
-
-
-def _budget(budget: Budget, *, idle_known: bool) -> Budget:
-    """Return the parts of a span or of a step time."""
-    return budget if idle_known else msgspec.structs.replace(budget, idle=None)
-
-
-def step_document(analysis: Analysis) -> documents.Step:
-    """Return the ``step`` of the document."""
-    step = analysis.step
-    not_common = [
-        documents.StepNotCommon(number, list(ranks)) for number, ranks in step.not_common.items()
-    ]
-    free = step.free
-    free_budget = None
-    if free is not None and free.budget is not None:
-        free_budget = _budget(free.budget, idle_known=analysis.total.idle_known)
-    return documents.Step(
-        time_ns=step.time_ns,
-        free_ns=None if free is None else free.time_ns,
-        free_range_ns=None if free is None else free.range_ns,
-        free_from=None if free is None else free.source,
-        free_budget_ns=free_budget,
-        per_step=list(step.per_step),
-        unusual=list(step.unusual),
-        in_turn_ns=list(step.in_turn_ns),
-        single=step.single,
-        marked=step.is_marked,
-        by_rank=[documents.RankStepTime(rank, time_ns) for rank, time_ns in step.by_rank.items()],
-        budget_ns=_budget(step.budget, idle_known=analysis.total.idle_known),
-        kinds=list(analysis.step_kinds) or UNSET,
-        not_common=not_common,
-    )
 
 
 def _with_longest_activities(rank: RankFigures) -> RankFigures:

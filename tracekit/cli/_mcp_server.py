@@ -196,7 +196,7 @@ class Tools:
             "handle": handle,
             "answer": first_sentences(view_of(analysis)),
             "step_ns": analysis.step.time_ns,
-            "free_step_ns": None if analysis.step.free is None else analysis.step.free.time_ns,
+            "free_step_ns": analysis.step.free_ns,
             **_findings_page(analysis.findings, 0),
             "figures": {
                 name.partition("/")[2]: round(value, 4) for name, value in scalars(analysis).items()
@@ -258,7 +258,7 @@ class Tools:
         schedule = analysis.schedule
         return {
             "step_ns": analysis.step.time_ns,
-            "free_step_ns": None if analysis.step.free is None else analysis.step.free.time_ns,
+            "free_step_ns": analysis.step.free_ns,
             "what_if": to_plain_rows(analysis.changed_steps[:MAX_ROWS_IN_ANSWER]),
             "measured_ns": None if schedule is None else schedule.head.measured_ns,
             "schedules": []

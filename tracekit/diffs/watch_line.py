@@ -41,7 +41,7 @@ def line(recording: WatchedRecording, *, first: Run | None = None) -> str:
     if damage := damage_of(recording):
         return f"{name}: damaged, its figures are not used: {terminal(notice_sentence(damage[0]))}"
     total = analysis.total
-    budget = analysis.step.budget
+    budget = analysis.step.budget_ns
     of_recorded = "of the recorded step " if analysis.step.profiler_ns else ""
     step_pace = Pace(analysis)
     parts = [

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from tracekit.documents.findings import Finding, Share
 from tracekit.documents.late import LateDocument
@@ -326,8 +326,17 @@ class StepKind(Struct, frozen=True, kw_only=True):
     """Time that each further token adds to the GPU work; null if steps have about equally many."""
 
 
+MIN_PROFILER_SHARE_TO_STATE = 0.05
+"""Time that the profiler added to a step, as a share of the step without it, from which that step
+is stated first."""
+
+
 class Step(Struct, frozen=True, kw_only=True):
-    """The step time of the run: from the start of a step to the start of the next one."""
+    """The step time of the run: from the start of a step to the start of the next one.
+
+    >>> Step.of(23, free_ns=15).stated_ns, Step.of(15, free_ns=15).stated_ns
+    (15, 15)
+    """
 
     time_ns: NotNegative | None
     """Median over the steps that all ranks recorded; null if unknown."""
@@ -358,6 +367,99 @@ class Step(Struct, frozen=True, kw_only=True):
     """Where its time goes; sums to it."""
     in_turn_ns: list[int] = []
     """Times that steps take in turn, one for each step of the period; empty if they do not repeat."""
+    start_up: list[int] = []
+    """Steps in which code was loaded onto the GPU: no ordinary ones, left out unless there are no
+    others."""
+
+    @classmethod
+    def of(
+        cls,
+        time_ns: int | None,
+        *,
+        per_step: Iterable[StepTime] = (),
+        unusual: Iterable[StepTime] = (),
+        by_rank: Mapping[int, int] | None = None,
+        budget_ns: Budget | None = None,
+        **fields: Any,
+    ) -> Step:
+        """Return the step time of the steps *per_step*, which are marked; other *fields* as in JSON."""
+        steps = list(per_step)
+        known_fields: dict[str, Any] = {"single": len(steps) == 1, "marked": True, **fields}
+        return cls(
+            time_ns=time_ns,
+            per_step=steps,
+            unusual=list(unusual),
+            by_rank=[RankStepTime(rank, ns) for rank, ns in (by_rank or {}).items()],
+            budget_ns=budget_ns or Budget(compute_ns=0, exposed_ns={}, idle=0),
+            **known_fields,
+        )
+
+    @property
+    def profiler_ns(self) -> int:
+        """Time that the profiler added to a step; 0 if it is not known, or too little to matter."""
+        if self.free_ns is None or self.time_ns is None:
+            return 0
+        added_ns = self.time_ns - self.free_ns
+        return added_ns if added_ns > MIN_PROFILER_SHARE_TO_STATE * self.free_ns else 0
+
+    @property
+    def stated_ns(self) -> int | None:
+        """The step time that is stated first: without the profiler where that matters, else as recorded."""
+        return self.free_ns if self.profiler_ns else self.time_ns
+
+    @property
+    def stated_budget(self) -> Budget:
+        """Parts of the step that is stated first."""
+        if self.free_budget_ns is None or not self.profiler_ns:
+            return self.budget_ns
+        return self.free_budget_ns
+
+    @property
+    def reference_ns(self) -> int | None:
+        """The time that savings and shares refer to: without the profiler, or as recorded if that is unknown.
+
+        Time for which the recording lacks events is no part of it.
+        """
+        time_ns = self.time_ns if self.free_ns is None else self.free_ns
+        if time_ns is None:
+            return None
+        return time_ns - (self.free_budget_ns or self.budget_ns).unrecorded_ns or time_ns
+
+    def without_idle(self) -> Step:
+        """Return the step of a recording in which work is missing: its idle time is not known."""
+        free = self.free_budget_ns
+        return replace(
+            self,
+            budget_ns=replace(self.budget_ns, idle=None),
+            free_budget_ns=None if free is None else replace(free, idle=None),
+        )
+
+    @property
+    def is_start_up_alone(self) -> bool:
+        """Whether every step that counts is one of start-up."""
+        return bool(self.start_up) and all(each.step in self.start_up for each in self.per_step)
+
+    @property
+    def time_ns_by_rank(self) -> dict[int, int]:
+        """Each rank's own step time."""
+        return {each.rank: each.time_ns for each in self.by_rank}
+
+    @property
+    def spread(self) -> float:
+        """Difference between the slowest and the fastest rank, as a share of the slowest rank's step time."""
+        times_ns = [each.time_ns for each in self.by_rank]
+        longest_ns = max(times_ns, default=0)
+        return 1 - min(times_ns) / longest_ns if longest_ns else 0.0
+
+    @property
+    def usual(self) -> list[StepTime]:
+        """Steps that do not stand out."""
+        return [step for step in self.per_step if step not in self.unusual]
+
+    def __repr__(self) -> str:
+        time = "unknown" if self.time_ns is None else f"{self.time_ns / 1e6:.1f} ms"
+        count = len(self.per_step)
+        return f"Step({time}, {count} step{'' if count == 1 else 's'})"
 
 
 # ---- the schedule

@@ -76,7 +76,7 @@ class ExposedTransfers(FindingKind, frozen=True, kw_only=True):
 
     @classmethod
     def find(cls, context: Context) -> Iterator[FindingKind]:
-        exposed_ns = context.step.budget.exposed_ns
+        exposed_ns = context.step.budget_ns.exposed_ns
         schedule = context.analysis.schedule
         pageable_share = exposed_pageable_share(context)
         for label, label_ns in exposed_ns.items():
@@ -694,7 +694,7 @@ class RepeatedReduction(FindingKind, frozen=True, kw_only=True):
         if predicted is not None:
             saves_ns = max(predicted.saves_ns or 0, 0)
             saves_range_ns = saved_range_ns(predicted)
-        exposed_ns = context.step.budget.exposed_ns.get("dp_comm", 0)
+        exposed_ns = context.step.budget_ns.exposed_ns.get("dp_comm", 0)
         cost_ns = round(exposed_ns * (times_per_step - 1) / times_per_step)
         rank_steps = sum(len(of_ranks) for of_ranks in repetitions.values())
         yield cls(

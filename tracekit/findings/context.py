@@ -73,7 +73,7 @@ class Context:
     def __init__(self, analysis: Analysis) -> None:
         self.analysis = analysis
         self.step = analysis.step
-        self.step_ns = analysis.step.known_ns or 0
+        self.step_ns = analysis.step.reference_ns or 0
         """Step without the profiler, or as recorded if that is not known, as far as the recording shows it."""
         self.found: list[FindingKind] = []
         """What was found so far: who looks for findings sees those of whom was asked before."""
@@ -86,30 +86,30 @@ class Context:
     @cached_property
     def free_idle_share(self) -> float:
         """Idle time of the step without the profiler over the recorded one, 0 to 1; 1 if it is not known."""
-        free = self.step.free
-        recorded_ns = self.step.budget.idle_ns
-        if free is None or free.budget is None or not recorded_ns:
+        free_budget = self.step.free_budget_ns
+        recorded_ns = self.step.budget_ns.idle_ns
+        if free_budget is None or not recorded_ns:
             return 1.0
-        return min(free.budget.idle_ns / recorded_ns, 1.0)
+        return min(free_budget.idle_ns / recorded_ns, 1.0)
 
     @cached_property
     def longest_free_share(self) -> float:
         """The longest step without the profiler over the likely one, at least 1; 1 if it is not known."""
-        free = self.step.free
-        return (
-            max(free.range_ns[1] / free.time_ns, 1.0) if free is not None and free.time_ns else 1.0
-        )
+        free_range_ns = self.step.free_range_ns
+        if free_range_ns is None or not self.step.free_ns:
+            return 1.0
+        return max(free_range_ns[1] / self.step.free_ns, 1.0)
 
     def free_exposed_share(self, label: str) -> float:
         """Return the exposed time of *label* without the profiler over the recorded one, 0 to 1.
 
         Ranks that the profiler delays let the others wait. 1 if it is not known.
         """
-        free = self.step.free
-        recorded_ns = self.step.budget.exposed_ns.get(label, 0)
-        if free is None or free.budget is None or not recorded_ns:
+        free_budget = self.step.free_budget_ns
+        recorded_ns = self.step.budget_ns.exposed_ns.get(label, 0)
+        if free_budget is None or not recorded_ns:
             return 1.0
-        return min(free.budget.exposed_ns.get(label, 0) / recorded_ns, 1.0)
+        return min(free_budget.exposed_ns.get(label, 0) / recorded_ns, 1.0)
 
     @property
     def can_replay(self) -> bool:
@@ -188,7 +188,7 @@ class Context:
             is_inference=self.is_inference,
             generates=bool(self.analysis.step_kinds),
             vendor=self.vendor,
-            steps_marked=self.step.is_marked,
+            steps_marked=self.step.marked,
         )
 
     @cached_property

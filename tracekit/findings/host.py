@@ -727,7 +727,7 @@ class LaunchBound(HostFinding, frozen=True, kw_only=True):
             is_pytorch=context.runs_pytorch,
             gpu_work_ns=round(means.gpu_ns),
             events_per_step=round(events_per_step),
-            steps_marked=context.step.is_marked,
+            steps_marked=context.step.marked,
             mean_event_ns=round((means.compute_ns + means.copied_ns) / max(works_per_step, 1)),
             waits_per_step=round(waits, 2),
             stops_to_wait=stops_to_wait,
@@ -853,7 +853,7 @@ class PlansForNewShapes(HostFinding, frozen=True, kw_only=True):
             cost_ns=round(cost_ns),
             share=context.share(cost_ns),
             where=_places(context, "launch_bound"),
-            steps_marked=context.step.is_marked,
+            steps_marked=context.step.marked,
             new_shapes_op=op,
             new_shapes_ns=new_shapes_ns,
             change=Remedied(KnownShapes.change),
@@ -925,7 +925,7 @@ def _activity(
         idle_ns=round(row["idle_ns"]),
         idle_after_ns=max(round(cost_ns - row["idle_ns"]), 0),
         calls_per_step=round(row["count"], 2),
-        steps_marked=context.step.is_marked,
+        steps_marked=context.step.marked,
         gpu_work_ns=round(gpu_ns),
         name=row["name"],
         op=row["op"],
@@ -968,7 +968,7 @@ def _kind_of_activity(
         is_in_range = bool(waits) and waits[0].is_in_range
         return SyncInRange if kind is ExplicitSync and is_in_range else kind
     if code == "allocator":
-        return Allocations if context.step.is_marked else AllocationsAtStart
+        return Allocations if context.step.marked else AllocationsAtStart
     if code == "data_loading":
         return DataLoading if "MultiProcessing" in name else DataLoadingWithoutWorkers
     if code == "python":

@@ -196,7 +196,7 @@ class SlowAlone(RankFinding, frozen=True, kw_only=True):
 
         None if its rank's steps are as long as those of the other ranks: who waits for it is then unknown.
         """
-        step_ns_by_rank = context.step.by_rank
+        step_ns_by_rank = context.step.time_ns_by_rank
         own_ns = step_ns_by_rank.get(gpu.rank, 0)
         others_ns = [ns for rank, ns in step_ns_by_rank.items() if rank != gpu.rank]
         if not others_ns:

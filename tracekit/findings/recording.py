@@ -48,9 +48,7 @@ def _rounded_idle_ns(context: Context) -> int:
 
 def _idle_ns(context: Context) -> int:
     """Return the idle time of the step without the profiler; of the recorded one where that is not known."""
-    free = context.step.free
-    budget = context.step.budget if free is None or free.budget is None else free.budget
-    return budget.idle_ns
+    return (context.step.free_budget_ns or context.step.budget_ns).idle_ns
 
 
 class LackOfRecording(FindingKind, frozen=True, kw_only=True):
@@ -127,7 +125,7 @@ class UnexplainedIdle(LackOfRecording, frozen=True, kw_only=True):
             share=context.share(unexplained_ns),
             idle_ns=idle_ns,
             unexplained_ns=unexplained_ns,
-            steps_marked=context.step.is_marked,
+            steps_marked=context.step.marked,
             certain="possible",
         )
 
@@ -218,7 +216,7 @@ class WaitingUnknown(LackOfRecording, frozen=True, kw_only=True):
         ]
         kind: type[WaitingUnknown]
         kind, ranks = first_that_holds(cases)
-        cost_ns = sum(context.step.budget.exposed_ns.get(label, 0) for label in unknown)
+        cost_ns = sum(context.step.budget_ns.exposed_ns.get(label, 0) for label in unknown)
         yield kind(
             cost_ns=cost_ns,
             share=context.share(cost_ns),

@@ -16,9 +16,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec.structs import replace
 
 from tracekit.classify.names import HOST_CALLS
-from tracekit.documents.analysis import Budget, StepTime, TimedStep
+from tracekit.documents.analysis import Budget, Step, StepNotCommon, StepTime, TimedStep
 from tracekit.intervals import EMPTY, Intervals
 from tracekit.metrics.host.events import NamedRows
 from tracekit.metrics.label_intervals import Lanes
@@ -32,9 +33,6 @@ MAX_STEPS_IN_TURN = 128
 MAX_DIFFERENCE_IN_TURN = 0.1
 """Difference between steps of one place in a period, as a share of their time, up to which they are
 alike."""
-MIN_PROFILER_SHARE_TO_SHOW = 0.05
-"""Time that the profiler added to a step, as a share of the step without it, from which that step
-is stated first."""
 MIN_LOADING_SHARE = 0.05
 """Share of a step's time in calls that load code onto the GPU, from which it is one of start-up."""
 MIN_STEPS_TO_COMPARE = 3
@@ -136,147 +134,35 @@ class FreeStep(msgspec.Struct, frozen=True):
     """Parts of an ordinary step, which sum to the time; None if the events were not replayed."""
 
 
-class StepSummary(msgspec.Struct, frozen=True):
-    """The step time of a run, as recorded and without the profiler.
+def with_free_step(recorded: Step, free: FreeStep | None) -> Step:
+    """Return the step time with the step without the profiler.
 
-    >>> from tracekit import analyze
-    >>> analyze("sample_traces/slow-ddp").step
-    StepSummary(284.4 ms, 6 steps)
+    Time for which the recording lacks events is not idle there either.
+
+    >>> parts = Budget(compute_ns=8, exposed_ns={}, idle=2, unrecorded_ns=10)
+    >>> free = FreeStep(19, (19, 19), "modelled", Budget(compute_ns=8, exposed_ns={}, idle=11))
+    >>> with_free_step(Step.of(20, budget_ns=parts), free).free_budget_ns
+    Budget(span_ns=19, compute_ns=8, exposed_ns={}, idle=1, unrecorded_ns=10)
     """
-
-    time_ns: int | None
-    """Median over steps of ``per_step``; None if no step has a time."""
-    per_step: tuple[StepTime, ...] = ()
-    """Steps that all ranks recorded, in order."""
-    unusual: tuple[StepTime, ...] = ()
-    """Those that stand out from the others."""
-    by_rank: Mapping[int, int] = {}
-    """Each rank's own step time, the median over the same steps."""
-    budget: Budget = Budget(compute_ns=0, exposed_ns={}, idle=0)
-    """Parts of an ordinary step: means over ranks and over steps that do not stand out, which sum
-    to ``time_ns``."""
-    not_common: Mapping[int, tuple[int, ...]] = {}
-    """By step that some ranks recorded and others did not: the ranks that did not."""
-    is_marked: bool = True
-    """False if the trace has no steps: the time is then the trace's extent."""
-    free: FreeStep | None = None
-    """The step without the profiler; None if it is not known."""
-    start_up: tuple[int, ...] = ()
-    """Steps in which code was loaded onto the GPU: left out, unless there are no others."""
-
-    def with_free(self, free: FreeStep | None) -> StepSummary:
-        """Return the summary with the step without the profiler.
-
-        Time for which the recording lacks events is not idle there either.
-
-        >>> recorded = StepSummary(20, budget=Budget(compute_ns=8, exposed_ns={}, idle=2, unrecorded_ns=10))
-        >>> free = FreeStep(19, (19, 19), "modelled", Budget(compute_ns=8, exposed_ns={}, idle=11))
-        >>> recorded.with_free(free).free.budget
-        Budget(span_ns=19, compute_ns=8, exposed_ns={}, idle=1, unrecorded_ns=10)
-        """
-        replace = msgspec.structs.replace
-        budget = None if free is None else free.budget
-        if free is None or budget is None or budget.idle is None or budget.unrecorded_ns:
-            return replace(self, free=free)
-        unrecorded_ns = min(self.budget.unrecorded_ns, budget.idle)
+    if free is None:
+        return recorded
+    budget = free.budget
+    if budget is not None and budget.idle is not None and not budget.unrecorded_ns:
+        unrecorded_ns = min(recorded.budget_ns.unrecorded_ns, budget.idle)
         budget = replace(budget, idle=budget.idle - unrecorded_ns, unrecorded_ns=unrecorded_ns)
-        return replace(self, free=replace(free, budget=budget))
-
-    @property
-    def free_ns(self) -> int | None:
-        """The time of a step without the profiler; None if it is not known."""
-        return None if self.free is None else self.free.time_ns
-
-    @property
-    def free_range_ns(self) -> tuple[int, int] | None:
-        """Bounds of ``free_ns``; None if it is not known."""
-        return None if self.free is None else self.free.range_ns
-
-    @property
-    def free_from(self) -> str | None:
-        """How ``free_ns`` is known: ``timed`` or ``modelled``; None if it is not."""
-        return None if self.free is None else self.free.source
-
-    @property
-    def free_budget_ns(self) -> Budget | None:
-        """Parts of a step without the profiler; None if they are not known."""
-        return None if self.free is None else self.free.budget
-
-    @property
-    def budget_ns(self) -> Budget:
-        """Parts of an ordinary step as recorded, which sum to ``time_ns``."""
-        return self.budget
-
-    @property
-    def is_start_up_alone(self) -> bool:
-        """Whether every step that counts is one of start-up."""
-        return bool(self.start_up) and all(each.step in self.start_up for each in self.per_step)
-
-    @property
-    def reference_ns(self) -> int | None:
-        """The time that savings and shares refer to: without the profiler, or as recorded if that is unknown."""
-        return self.time_ns if self.free is None else self.free.time_ns
-
-    @property
-    def known_ns(self) -> int | None:
-        """The same without the time for which the recording lacks events: shares are of what it shows."""
-        if self.reference_ns is None:
-            return None
-        budget = self.budget
-        if self.free is not None and self.free.budget is not None:
-            budget = self.free.budget
-        return self.reference_ns - budget.unrecorded_ns or self.reference_ns
-
-    @property
-    def profiler_ns(self) -> int:
-        """Time that the profiler added to a step; 0 if it is not known, or too little to matter."""
-        if self.free is None or self.time_ns is None:
-            return 0
-        added_ns = self.time_ns - self.free.time_ns
-        return added_ns if added_ns > MIN_PROFILER_SHARE_TO_SHOW * self.free.time_ns else 0
-
-    @property
-    def shown_ns(self) -> int | None:
-        """The step time that is stated first: without the profiler where that matters, else as recorded."""
-        return self.free.time_ns if self.free is not None and self.profiler_ns else self.time_ns
-
-    @property
-    def shown_budget(self) -> Budget:
-        """Parts of the step that is stated first."""
-        if self.free is None or self.free.budget is None or not self.profiler_ns:
-            return self.budget
-        return self.free.budget
-
-    @property
-    def single(self) -> bool:
-        """Whether there is one step, which is timed from its host start to the end of its work."""
-        return len(self.per_step) == 1
-
-    @property
-    def spread(self) -> float:
-        """Difference between the slowest and the fastest rank, as a share of the slowest rank's step time."""
-        times = self.by_rank.values()
-        longest = max(times, default=0)
-        return 1 - min(times) / longest if longest else 0.0
-
-    @property
-    def in_turn_ns(self) -> tuple[int, ...]:
-        """Times that the steps take in turn, such as every other one; empty if they do not repeat."""
-        return find_times_in_turn([step.time_ns for step in self.per_step])
-
-    @property
-    def usual(self) -> tuple[StepTime, ...]:
-        """Steps that do not stand out."""
-        return tuple(step for step in self.per_step if step not in self.unusual)
-
-    def __repr__(self) -> str:
-        time = "unknown" if self.time_ns is None else f"{self.time_ns / 1e6:.1f} ms"
-        count = len(self.per_step)
-        return f"StepSummary({time}, {count} step{'' if count == 1 else 's'})"
+    return replace(
+        recorded,
+        free_ns=free.time_ns,
+        free_range_ns=free.range_ns,
+        free_from=free.source,
+        free_budget_ns=budget,
+    )
 
 
-def summarize_steps(ranks: Mapping[int, Sequence[TimedStep]]) -> StepSummary:
-    """Return the step time of a run from the timed steps of its ranks.
+def summarize_steps(ranks: Mapping[int, Sequence[TimedStep]]) -> Step:
+    """Return the step time of a run, as recorded, from the timed steps of its ranks.
+
+    Time in which nothing runs is known there, also where work is missing in the recording.
 
     >>> budgets = [Budget(compute_ns=ns, exposed_ns={}, idle=0) for ns in (17, 177, 18, 16)]
     >>> day = [TimedStep(n, budget.span_ns, budget) for n, budget in enumerate(budgets, start=4)]
@@ -286,7 +172,7 @@ def summarize_steps(ranks: Mapping[int, Sequence[TimedStep]]) -> StepSummary:
     """
     timed = _timed_by_rank(ranks)
     if not timed:
-        return StepSummary(None)
+        return Step.of(None)
     recorded = _in_order(set().union(*timed.values()))
     lacking_ranks = {step: _ranks_without(step, timed) for step in recorded}
     compared = _compared_steps(lacking_ranks, timed)
@@ -296,16 +182,20 @@ def summarize_steps(ranks: Mapping[int, Sequence[TimedStep]]) -> StepSummary:
         per_step.append(StepTime(step, _median_time(steps_of_ranks)))
     time_ns = round(median([step.time_ns for step in per_step])) if per_step else None
     unusual = find_unusual(per_step)
-    return StepSummary(
-        time_ns=time_ns,
-        per_step=tuple(per_step),
-        unusual=tuple(unusual),
+    not_common = [
+        StepNotCommon(step, lack)
+        for step, lack in lacking_ranks.items()
+        if lack and step is not None
+    ]
+    return Step.of(
+        time_ns,
+        per_step=per_step,
+        unusual=unusual,
         by_rank=_time_by_rank(compared, timed),
-        budget=_usual_budget(compared, timed, unusual, time_ns or 0),
-        not_common={
-            step: lack for step, lack in lacking_ranks.items() if lack and step is not None
-        },
-        is_marked=recorded != [None],
+        budget_ns=_usual_budget(compared, timed, unusual, time_ns or 0),
+        not_common=not_common,
+        marked=recorded != [None],
+        in_turn_ns=find_times_in_turn([step.time_ns for step in per_step]),
         start_up=_start_up_steps(timed),
     )
 
@@ -325,7 +215,7 @@ def _timed_by_rank(ranks: Mapping[int, Sequence[TimedStep]]) -> TimedByRank:
 
 
 def _compared_steps(
-    lacking_ranks: Mapping[int | None, tuple[int, ...]], timed: TimedByRank
+    lacking_ranks: Mapping[int | None, list[int]], timed: TimedByRank
 ) -> list[int | None]:
     """Return the steps of all ranks; those that are cut off count only where there are no others."""
     common = [step for step, ranks in lacking_ranks.items() if not ranks]
@@ -335,12 +225,12 @@ def _compared_steps(
     return ordinary or complete or common
 
 
-def _start_up_steps(timed: TimedByRank) -> tuple[int, ...]:
+def _start_up_steps(timed: TimedByRank) -> list[int]:
     """Return the steps in which any rank loaded code onto the GPU."""
     loading: set[int] = set()
     for steps in timed.values():
         loading.update(step for step, each in steps.items() if each.start_up and step is not None)
-    return tuple(sorted(loading))
+    return sorted(loading)
 
 
 def _time_by_rank(compared: Sequence[int | None], timed: TimedByRank) -> dict[int, int]:
@@ -372,9 +262,9 @@ def _is_complete(step: int | None, timed: TimedByRank) -> bool:
 
 def _ranks_without(
     step: int | None, timed: Mapping[int, Mapping[int | None, TimedStep]]
-) -> tuple[int, ...]:
+) -> list[int]:
     """Return the ranks that have no time of a step."""
-    return tuple(rank for rank, steps in timed.items() if step not in steps)
+    return [rank for rank, steps in timed.items() if step not in steps]
 
 
 def find_unusual(steps: Sequence[StepTime]) -> list[StepTime]:
@@ -391,26 +281,26 @@ def find_unusual(steps: Sequence[StepTime]) -> list[StepTime]:
     return [step for step in steps if abs(step.time_ns - usual_ns) > least_ns]
 
 
-def find_times_in_turn(times_ns: Sequence[int]) -> tuple[int, ...]:
+def find_times_in_turn(times_ns: Sequence[int]) -> list[int]:
     """Return the times that steps take in turn, for the shortest period; empty if they do not repeat.
 
     The recording must have the whole period twice, in which some step takes clearly longer than
     another.
 
     >>> find_times_in_turn([33, 114, 34, 113])
-    (34, 114)
+    [34, 114]
     >>> find_times_in_turn([33, 33, 33, 114, 33, 33, 33, 114])
-    (33, 33, 33, 114)
+    [33, 33, 33, 114]
     >>> find_times_in_turn([33, 34, 33, 114]), find_times_in_turn([33, 34, 33, 34])
-    ((), ())
+    ([], [])
     """
     if not times_ns or max(times_ns) < (1 + MIN_UNUSUAL_DIFFERENCE) * min(times_ns):
-        return ()
+        return []
     for period in range(2, min(len(times_ns) // 2, MAX_STEPS_IN_TURN) + 1):
         medians = _medians_by_position(times_ns, period)
         if medians is not None and max(medians) >= (1 + MIN_UNUSUAL_DIFFERENCE) * min(medians):
-            return tuple(round(middle) for middle in medians)
-    return ()
+            return [round(middle) for middle in medians]
+    return []
 
 
 def _medians_by_position(times_ns: Sequence[int], period: int) -> list[float] | None:

@@ -148,7 +148,7 @@ def finding_items(view: View) -> list[FindingItem]:
             FindingItem(
                 number,
                 finding,
-                remarks_on(finding, number, view.analysis.step.shown_budget),
+                remarks_on(finding, number, view.analysis.step.stated_budget),
                 same_as=None if same_as == number else same_as,
             )
         )
@@ -163,7 +163,7 @@ def further_findings(view: View) -> list[FindingItem]:
 
 def _findings_heading(findings: Sequence[tuple[int, Finding]], analysis: Analysis) -> str:
     """Return what the columns before the findings hold."""
-    per = "per step" if analysis.step.is_marked else "of the recording"
+    per = "per step" if analysis.step.marked else "of the recording"
     if analysis.role_results.iterations:
         per = "per iteration"
     signs = {bound_sign(finding) for _, finding in findings}
@@ -190,9 +190,9 @@ def _time_of_iterations(iterations: Sequence[Iteration]) -> str:
 def headline(view: View) -> Headline:
     """Return what ran on what, and the step time."""
     step = view.analysis.step
-    unit = "a step" if step.is_marked else "in all (no step marks)"
-    time_ns: float | None = step.shown_ns
-    steps = counted(len(step.per_step), "step") if step.is_marked and step.per_step else ""
+    unit = "a step" if step.marked else "in all (no step marks)"
+    time_ns: float | None = step.stated_ns
+    steps = counted(len(step.per_step), "step") if step.marked and step.per_step else ""
     iterations = view.analysis.role_results.iterations
     time = f"{short_ms(time_ns)} {unit}" if time_ns is not None else "step time unknown"
     if iterations:
@@ -217,7 +217,7 @@ def bar(view: View) -> StepBar:
     phases = _phase_times(view.analysis)
     if phases:
         return StepBar(_phase_parts(phases), round(sum(phases.values())))
-    budget = view.analysis.step.shown_budget
+    budget = view.analysis.step.stated_budget
     parts = budget_parts(budget, idle_known=view.analysis.total.idle_known)
     return StepBar(parts, budget.span_ns)
 
@@ -307,7 +307,7 @@ def _situation(view: View) -> Iterator[Sentence]:
     cause_is_first = any(kind_of(finding).section == "gap" for finding in view.findings[:1])
     if gap_ns and not cause_is_first:
         cause = max(gap_ns, key=lambda name: gap_ns[name])
-        labels = labels_of_cause(cause, view.analysis.step.shown_budget)
+        labels = labels_of_cause(cause, view.analysis.step.stated_budget)
         named = f", mostly {join_with_and(labels)}" if labels else ""
         lost = short_ms(gap_ns[cause], digits)
         facts += f"; most is lost to {GAP_CAUSES[cause]} ({lost}{named})"
@@ -339,7 +339,7 @@ def what_computes(view: View) -> str:
 
     Empty for others, and if it is unknown.
     """
-    budget = view.analysis.step.shown_budget
+    budget = view.analysis.step.stated_budget
     if (
         view.analysis.role_results.roles
         or budget.compute_ns < MIN_COMPUTE_SHARE_TO_SPLIT * budget.span_ns
@@ -394,7 +394,7 @@ def certainty(view: View) -> list[str]:
             facts.append(f"{steps} within {least} of each other")
         else:
             facts.append(f"{steps} differ by up to {percent(spread, digits=0)}")
-    elif analysis.step.is_marked:
+    elif analysis.step.marked:
         facts.append("one step")
     if not iterations and (free_range := wide_range(analysis.step)):
         facts.append(free_range)

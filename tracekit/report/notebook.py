@@ -97,10 +97,10 @@ def _folded(summary: str, inside: str) -> str:
 def _rank_table(analysis: Analysis) -> str:
     """Return the step time and its parts, of the run and of each rank."""
     step = analysis.step
-    rows = [_rank_row("run", step.shown_ns, step.shown_budget, analysis.total)]
+    rows = [_rank_row("run", step.stated_ns, step.stated_budget, analysis.total)]
     for result in analysis.rank_results:
-        budget = summarize_steps({result.rank: result.timed_steps}).budget
-        time_ns = step.by_rank.get(result.rank)
+        budget = summarize_steps({result.rank: result.timed_steps}).budget_ns
+        time_ns = step.time_ns_by_rank.get(result.rank)
         rows.append(_rank_row(str(result.rank), time_ns, budget, result.whole))
     bubble = ["bubble"] if analysis.total.pipeline else []
     title = repr(analysis)[1:-1].partition(": ")[2]

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from tracekit._util.text import counted, join_with_and, percent, short_ms
-from tracekit.documents.analysis import StepKind, StepTime
-from tracekit.metrics.step_time import FreeStep, StepSummary
+from tracekit.documents.analysis import Step, StepKind, StepTime
 from tracekit.report.text import ms_range
 
 MIN_RANGE_TO_SHOW = 0.15
@@ -14,7 +13,7 @@ MAX_UNUSUAL_NAMED = 3
 """Steps that stand out and are named with their time."""
 
 
-def times_of_kinds(kinds: Sequence[StepKind], step: StepSummary) -> str:
+def times_of_kinds(kinds: Sequence[StepKind], step: Step) -> str:
     """Return how long each kind of step of an inference server takes, in few words.
 
     A single step takes what the first screen's shares are of; of steps that do not follow each other
@@ -22,14 +21,14 @@ def times_of_kinds(kinds: Sequence[StepKind], step: StepSummary) -> str:
 
     >>> decode = StepKind(kind="decode", steps=40, time_ns=9_800_000, interval_ns=12_100_000, requests=32)
     >>> prefill = StepKind(kind="prefill", steps=1, time_ns=493_000_000, tokens=15360)
-    >>> times_of_kinds([prefill, decode], StepSummary(None))
+    >>> times_of_kinds([prefill, decode], Step.of(None))
     'prefill 493 ms of GPU work (15,360 tokens), decode 12.1 ms (32 sequences)'
-    >>> times_of_kinds([prefill], StepSummary(590_000_000, per_step=(StepTime(0, 590_000_000),)))
+    >>> times_of_kinds([prefill], Step.of(590_000_000, per_step=(StepTime(0, 590_000_000),)))
     'prefill 590 ms (15,360 tokens)'
     """
     single_ns = None
-    if step.single and step.shown_ns is not None:
-        single_ns = step.shown_ns - step.shown_budget.unrecorded_ns
+    if step.single and step.stated_ns is not None:
+        single_ns = step.stated_ns - step.stated_budget.unrecorded_ns
     texts = []
     for kind in kinds:
         known_ns = single_ns if kind.interval_ns is None else kind.interval_ns
@@ -69,76 +68,74 @@ def kind_sentence(kind: StepKind) -> str:
     return f"{kind.kind}, {counted(kind.steps, 'step')}: {'; '.join(facts)}"
 
 
-def free_step_words(step: StepSummary) -> str:
+def free_step_words(step: Step) -> str:
     """Return the step without the profiler, and as recorded; empty where they are alike, or it is not known.
 
-    >>> from tracekit.metrics.step_time import FreeStep
-    >>> free = FreeStep(15_000_000, (14_400_000, 16_100_000), "modelled")
-    >>> free_step_words(StepSummary(23_200_000, free=free))
+    >>> free = {"free_ns": 15_000_000, "free_range_ns": (14_400_000, 16_100_000), "free_from": "modelled"}
+    >>> free_step_words(Step.of(23_200_000, **free))
     '15.0 ms without the profiler (estimated: 14.4–16.1), 23.2 ms as recorded'
-    >>> free_step_words(StepSummary(15_300_000, free=free))
+    >>> free_step_words(Step.of(15_300_000, **free))
     ''
     """
-    free = step.free
-    if free is None or not step.profiler_ns:
+    if step.free_ns is None or not step.profiler_ns:
         return ""
-    origin = "timed" if free.source == "timed" else f"estimated: {_range_words(free)}"
-    return f"{short_ms(free.time_ns)} without the profiler ({origin}), {short_ms(step.time_ns or 0)} as recorded"
+    origin = "timed" if step.free_from == "timed" else f"estimated: {_range_words(step)}"
+    return f"{short_ms(step.free_ns)} without the profiler ({origin}), {short_ms(step.time_ns or 0)} as recorded"
 
 
-def origin_of_free_step(step: StepSummary) -> str:
+def origin_of_free_step(step: Step) -> str:
     """Return where the step without the profiler comes from, and the recorded one; empty where they are alike.
 
-    >>> from tracekit.metrics.step_time import FreeStep
-    >>> free = FreeStep(15_000_000, (14_400_000, 16_100_000), "modelled")
-    >>> origin_of_free_step(StepSummary(23_200_000, free=free))
+    >>> free = {"free_ns": 15_000_000, "free_range_ns": (14_400_000, 16_100_000), "free_from": "modelled"}
+    >>> origin_of_free_step(Step.of(23_200_000, **free))
     '15.0 ms is an estimate (14.4–16.1); with the profiler a step took 23.2 ms'
     """
-    free = step.free
-    if free is None or not step.profiler_ns:
+    if step.free_ns is None or not step.profiler_ns:
         return ""
-    time = short_ms(free.time_ns)
-    origin = f"{time} is an estimate ({_range_words(free)})"
-    if free.source == "timed":
+    time = short_ms(step.free_ns)
+    origin = f"{time} is an estimate ({_range_words(step)})"
+    if step.free_from == "timed":
         origin = f"{time} was timed before the profiler started"
-    subject = "a step" if step.is_marked else "all of it"
+    subject = "a step" if step.marked else "all of it"
     return f"{origin}; with the profiler {subject} took {short_ms(step.time_ns or 0)}"
 
 
-def wide_range(step: StepSummary) -> str:
+def wide_range(step: Step) -> str:
     """Return the range of the step without the profiler where that is about as long as recorded, and the range wide.
 
-    >>> from tracekit.metrics.step_time import FreeStep
     >>> wide, narrow = ((15_000_000 - off, 15_000_000 + off) for off in (2_100_000, 900_000))
-    >>> wide_range(StepSummary(15_300_000, free=FreeStep(15_000_000, wide, "modelled")))
+    >>> wide_range(Step.of(15_300_000, free_ns=15_000_000, free_range_ns=wide))
     'without the profiler 12.9–17.1 ms'
-    >>> wide_range(StepSummary(15_300_000, free=FreeStep(15_000_000, narrow, "modelled")))
+    >>> wide_range(Step.of(15_300_000, free_ns=15_000_000, free_range_ns=narrow))
     ''
     """
-    free = step.free
-    if free is None or step.profiler_ns or free.source == "timed":
+    if step.free_ns is None or step.free_range_ns is None:
         return ""
-    is_wide = free.range_ns[1] - free.range_ns[0] > MIN_RANGE_TO_SHOW * free.time_ns
-    least, most = (short_ms(ns) for ns in free.range_ns)
+    if step.profiler_ns or step.free_from == "timed":
+        return ""
+    least_ns, most_ns = step.free_range_ns
+    is_wide = most_ns - least_ns > MIN_RANGE_TO_SHOW * step.free_ns
+    least, most = short_ms(least_ns), short_ms(most_ns)
     least = least.removesuffix(most[most.rfind(" ") :])
     return f"without the profiler {least}–{most}" if is_wide else ""
 
 
-def _range_words(free: FreeStep) -> str:
+def _range_words(step: Step) -> str:
     """Return the range of the step without the profiler, in the unit of the step itself."""
-    least, most = (short_ms(ns).removesuffix(" ms") for ns in free.range_ns)
+    range_ns = step.free_range_ns or (step.free_ns or 0, step.free_ns or 0)
+    least, most = (short_ms(ns).removesuffix(" ms") for ns in range_ns)
     return f"{least}–{most}"
 
 
-def unusual_steps(step: StepSummary) -> str:
+def unusual_steps(step: Step) -> str:
     """Return the number of steps that the time is the median of, and those that stand out.
 
     >>> from tracekit.documents.analysis import StepTime
     >>> times = [StepTime(4, 15_900_000), StepTime(5, 175_000_000), StepTime(6, 17_700_000)]
-    >>> unusual_steps(StepSummary(17_700_000, tuple(times), (times[1],)))
+    >>> unusual_steps(Step.of(17_700_000, per_step=times, unusual=times[1:2]))
     '2 steps take 16–18 ms, step 5 takes 175 ms'
     >>> times = [StepTime(0, 4_500_000_000), StepTime(1, 15_900_000), StepTime(2, 17_700_000)]
-    >>> unusual_steps(StepSummary(17_700_000, tuple(times), (times[0],)))
+    >>> unusual_steps(Step.of(17_700_000, per_step=times, unusual=times[:1]))
     '2 steps take 16–18 ms, step 0 takes 4.50 s (the first)'
     """
     if len(step.per_step) < 2:
@@ -174,6 +171,6 @@ def steps_in_turn(times_ns: Sequence[int]) -> str:
     return f"of every {len(times_ns)} steps one takes {short_ms(longest)}, the others {ms_range(others)}"
 
 
-def is_longer_first(each: StepTime, step: StepSummary) -> bool:
+def is_longer_first(each: StepTime, step: Step) -> bool:
     """Return whether a step that stands out is the first one, which starts what the others use."""
     return each is step.per_step[0] and each.time_ns > (step.time_ns or 0)

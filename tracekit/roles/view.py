@@ -183,7 +183,7 @@ def step_summary(analysis: Analysis) -> str | None:
     step = analysis.step
     if not results.iterations or step.time_ns is None:
         return None
-    budget = step.budget
+    budget = step.budget_ns
     exposed_ns = sum(budget.exposed_ns.values())
     longest = max(budget.exposed_ns, key=lambda label: budget.exposed_ns[label], default="")
     waiting = _waiting_summary(analysis, longest)

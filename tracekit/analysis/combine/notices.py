@@ -14,7 +14,7 @@ from tracekit.analysis.combine.replayed_ranks import ReplayedRanks
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.analysis.measured import total_figures
 from tracekit.classify.messages import parse_group_ranks
-from tracekit.documents.analysis import RankFigures
+from tracekit.documents.analysis import RankFigures, Step
 from tracekit.errors import Notice, NoticeValues
 from tracekit.metrics.operations import (
     has_unknown_wait,
@@ -22,7 +22,7 @@ from tracekit.metrics.operations import (
     may_be_message,
     may_be_of_pipeline,
 )
-from tracekit.metrics.step_time import FreeStep, StepSummary
+from tracekit.metrics.step_time import FreeStep
 from tracekit.pipeline.against_ideal import ScheduleComparison
 from tracekit.store.sources import EARLIEST_DATE_NS
 
@@ -339,18 +339,18 @@ def replayed_ranks_notices(replayed: ReplayedRanks | None) -> list[Notice]:
     return [Notice("sampled", message, values=values, severity="note")]
 
 
-def start_up_notices(steps: StepSummary) -> list[Notice]:
+def start_up_notices(steps: Step) -> list[Notice]:
     """Return the steps in which code was loaded onto the GPU, and whether there are others.
 
-    >>> from tracekit.metrics.step_time import StepTime
-    >>> (notice,) = start_up_notices(StepSummary(10, (StepTime(0, 10),), start_up=(0,)))
+    >>> from tracekit.documents.analysis import StepTime
+    >>> (notice,) = start_up_notices(Step.of(10, per_step=[StepTime(0, 10)], start_up=[0]))
     >>> notice.values["case"]
     'alone'
     """
     if not steps.start_up:
         return []
     case = "alone" if steps.is_start_up_alone else "left_out"
-    named = steps.start_up[:MAX_STEPS_NAMED]
+    named = tuple(steps.start_up[:MAX_STEPS_NAMED])
     values: NoticeValues = {"case": case, "count": len(steps.start_up), "steps": named}
     count = len(steps.start_up)
     loads = (
@@ -367,16 +367,18 @@ def start_up_notices(steps: StepSummary) -> list[Notice]:
     ]
 
 
-def uncommon_step_notices(steps: StepSummary) -> list[Notice]:
+def uncommon_step_notices(steps: Step) -> list[Notice]:
     """Return the steps that some ranks recorded and others did not, one notice for ranks that lack the same steps.
 
-    >>> (notice,) = uncommon_step_notices(StepSummary(10, not_common={8: (1,), 9: (1,)}))
+    >>> from tracekit.documents.analysis import StepNotCommon
+    >>> lacking = [StepNotCommon(8, [1]), StepNotCommon(9, [1])]
+    >>> (notice,) = uncommon_step_notices(Step.of(10, not_common=lacking))
     >>> notice.ranks, notice.values["steps"]
     ((1,), (8, 9))
     """
     steps_by_ranks: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-    for step, ranks in steps.not_common.items():
-        steps_by_ranks[ranks].append(step)
+    for lacking in steps.not_common:
+        steps_by_ranks[tuple(lacking.missing_ranks)].append(lacking.step)
     notices = []
     for ranks, missing in steps_by_ranks.items():
         values: NoticeValues = {"count": len(missing), "steps": tuple(missing[:MAX_STEPS_NAMED])}

@@ -8,12 +8,12 @@ from tracekit._util.text import percent, rounded, short_ms, terminal
 from tracekit.analysis import Analysis
 from tracekit.classify import classify, explain, load_rules
 from tracekit.classify.graph_replays import events_with_captured_launches
+from tracekit.documents.analysis import Step
 from tracekit.documents.findings import EvidenceValue
 from tracekit.errors import OptionError
 from tracekit.findings.families import kind_of
 from tracekit.findings.kind import is_bound
 from tracekit.graph.change import parse_change
-from tracekit.metrics.step_time import StepSummary
 from tracekit.report.findings import bound_words, per_words, remarks_on
 from tracekit.report.view import view_of
 from tracekit.report.words import WORDS
@@ -35,7 +35,7 @@ def explain_finding(analysis: Analysis, number: int) -> str:
         raise OptionError(f"there is no finding {number}", hint=there_are)
     finding = findings[number - 1]
     lines = [f"{number}. {finding.text}", f"   {finding.advice}", ""]
-    per = "a step" if analysis.step.is_marked else "in all"
+    per = "a step" if analysis.step.marked else "in all"
     cost = f"{short_ms(finding.cost_ns)} of {_reference(analysis.step)} {per}"
     kind = kind_of(finding)
     if kind.of_single_steps and "excess_ns" in finding.evidence:
@@ -57,7 +57,7 @@ def explain_finding(analysis: Analysis, number: int) -> str:
         )
         saved = f"{bound_words(finding)}{short_ms(finding.saving_ns)}"
         lines.append(f"   saves {saved}{between}")
-    if remarks := remarks_on(finding, number, analysis.step.shown_budget):
+    if remarks := remarks_on(finding, number, analysis.step.stated_budget):
         lines.append(f"   {remarks}")
     if finding.change is not None:
         lines.append(f"   predicted with {_change_options(finding.change)}")
@@ -81,17 +81,15 @@ def explain_finding(analysis: Analysis, number: int) -> str:
     return "\n".join(lines)
 
 
-def _reference(step: StepSummary) -> str:
+def _reference(step: Step) -> str:
     """Return the time that a cost is a part of, and which it is where the first line states another one.
 
-    >>> from tracekit.metrics.step_time import FreeStep
-    >>> _reference(StepSummary(102_000_000, free=FreeStep(98_500_000, (98, 99), "modelled")))
+    >>> _reference(Step.of(102_000_000, free_ns=98_500_000))
     '98.5 ms (without the profiler)'
     """
-    reference = short_ms(step.known_ns)
-    return (
-        reference if step.shown_ns == step.reference_ns else f"{reference} (without the profiler)"
-    )
+    reference = short_ms(step.reference_ns)
+    is_stated = step.free_ns is None or step.stated_ns == step.free_ns
+    return reference if is_stated else f"{reference} (without the profiler)"
 
 
 def _change_options(change: str) -> str:

@@ -197,7 +197,9 @@ class View:
         """What costs nothing, in a few words; empty if that is not known."""
         host_recorded = not self.analysis.tables["host_time"].is_empty()
         return absent_costs(
-            findings_of(self.analysis), self.analysis.step.shown_budget, host_recorded=host_recorded
+            findings_of(self.analysis),
+            self.analysis.step.stated_budget,
+            host_recorded=host_recorded,
         )
 
     @property

@@ -113,7 +113,7 @@ class BudgetView:
                 self.legend.append((name, part.colour))
         """Names and colours of the parts."""
         self.of_step = budget_parts(
-            analysis.step.shown_budget, idle_known=analysis.total.idle_known
+            analysis.step.stated_budget, idle_known=analysis.total.idle_known
         )
         """Parts of the step that is stated first."""
         self.as_recorded = bool(analysis.step.profiler_ns)

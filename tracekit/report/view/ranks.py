@@ -32,9 +32,9 @@ class Pace:
         self.ns = step.time_ns or 0
         self.steps = max(len(step.per_step), 1)
         self.ranks = len(step.by_rank)
-        self.slowest = slowest_rank(step.by_rank)
+        self.slowest = slowest_rank(step.time_ns_by_rank)
         """The rank that is slower than every other by more than noise; None if there is none."""
-        self._times = step.by_rank
+        self._times = step.time_ns_by_rank
         self.spread = step.spread
         """Difference between the slowest and the fastest rank, as a share of the slowest rank's
         time."""
