@@ -213,6 +213,20 @@ def test_forward_work_inside_a_node_is_recompute(program):
     )
 
 
+@pytest.mark.parametrize(("formula_follows", "label"), [(True, "recompute"), (False, "dgrad")])
+def test_a_formula_that_is_differentiable_itself_is_not_run_again(program, formula_follows, label):
+    """With ``create_graph`` formulas have numbers; behind a forward that runs again they have none."""
+    program.node("MulBackward0", 0, 100, 5)
+    program.op("MulBackward0", 1, 90, tid=ENGINE, sequence=5)
+    program.op("aten::mul", 2, 10, tid=ENGINE, sequence=50)
+    target = program.kernel("mul", 3, tid=ENGINE)
+    if formula_follows:
+        program.op("aten::mul", 20, 30, tid=ENGINE)
+        program.kernel("mul", 21, tid=ENGINE)
+    program.node("MulBackward0", 200, 300, 50)
+    assert event_row(classify(program.events()), target)["label"] == label
+
+
 @pytest.mark.parametrize("start", [0, 200])
 def test_what_only_a_forward_runs_is_recompute_inside_a_node_also_in_the_first_range(
     program, start

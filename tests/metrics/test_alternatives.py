@@ -236,6 +236,15 @@ def test_products_that_count_are_batched_and_those_of_layers_are_not(findings_of
     assert ("loop", "products") not in findings_of_steps(loop(body))
 
 
+@pytest.mark.parametrize(("routes", "is_named"), [([], False), (["aten::eq"], True)])
+def test_layers_that_write_their_caches_by_index_are_not_batched_and_experts_are(
+    findings_of_steps, routes, is_named
+):
+    body = ["aten::layer_norm", *routes, "aten::mm", "aten::select", "aten::copy_"]
+    findings = findings_of_steps(loop(body, counts=True))
+    assert (("loop", "products") in findings) is is_named
+
+
 def test_a_recurrent_cell_step_by_step_is_the_module(findings_of_steps):
     body = ["aten::select", "aten::_thnn_fused_lstm_cell"]
     assert ("loop", "cells") in findings_of_steps(loop(body, counts=True))

@@ -293,14 +293,41 @@ def _rerun_ops(ranges: Ranges, names: CategoryColumn, nodes: Ints, walk: NodeWal
     """Return the ops that run forward work again inside a node.
 
     Backward formulas run with gradients off, so that their ops have no sequence number. A
-    checkpoint re-runs its forward with gradients on. A function written in Python always gets a
-    number, so it counts only inside a checkpoint, or where its own node runs later.
+    checkpoint re-runs its forward with gradients on, and its node's formula follows. A function written
+    in Python always gets a number, so it counts only inside a checkpoint, or where its own node runs later.
     """
     rows = walk.possible_reruns
     is_python = ~ranges.name_matches(rows, "::")
-    is_rerun = np.ones(len(rows), np.bool_)
+    is_rerun = ~_is_formula(ranges, names, walk)
     is_rerun[is_python] = _own_node_runs_later(ranges, names, nodes, rows[is_python])
     return rows[is_rerun | names.take(walk.node_of[rows]).matches(NODES["checkpoint"])]
+
+
+def _is_formula(ranges: Ranges, names: CategoryColumn, walk: NodeWalk) -> Bools:
+    """Return which of the possible re-runs are the formula of their node, differentiable itself (``create_graph``).
+
+    Behind the last op of a node of PyTorch's own that has a number, its formula would come without.
+    """
+    rows = walk.possible_reruns
+    is_formula = np.zeros(len(rows), np.bool_)
+    if not len(rows):
+        return is_formula
+    node = walk.node_of[rows]
+    inside = np.flatnonzero(ranges.is_op & is_in_sorted(walk.node_of, np.unique(node)))
+    above = ranges.op_of[inside]
+    # The node's own range is inside that of its evaluation, and has the ops of the formula in it.
+    is_direct = (walk.flags[above] & autograd_nodes.NODE == 0) & (above != walk.node_of[inside])
+    is_direct &= ranges.name.take(above).matches(NODES["of_torch"])
+    ops = inside[is_direct]
+    if not len(ops):
+        return is_formula
+    unnumbered = ops[ranges.sequence[ops] < 0]
+    last_unnumbered = np.full(len(walk.node_of), np.iinfo(np.int64).min)
+    np.maximum.at(last_unnumbered, walk.node_of[unnumbered], ranges.start(unnumbered))
+    has_formula = np.zeros(len(walk.node_of), np.bool_)
+    has_formula[walk.node_of[ops]] = True
+    result: Bools = has_formula[node] & (last_unnumbered[node] < ranges.start(rows))
+    return result
 
 
 def _own_node_runs_later(ranges: Ranges, names: CategoryColumn, nodes: Ints, rows: Int32s) -> Bools:

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.shapes import parse_list
-from tracekit.intervals import Intervals, union
+from tracekit.intervals import EMPTY, Intervals, union
 from tracekit.metrics.alternatives.entry import Alternative
 from tracekit.metrics.alternatives.remedy import REMEDIES, new_durations, without_events
 from tracekit.metrics.alternatives.stalls import without_stalls
@@ -21,12 +21,14 @@ MIN_CONSTANTS = 4
 """Constants that a step copies, from which it is a habit."""
 MIN_MOVED_BYTES = 1 << 20
 """Bytes of a copy from which it is of data, not of figures."""
+MIN_SHARE_THAT_COPIES = 0.8
+"""Share of the steps that copy results, from which all do."""
 MIN_COMPUTING_NS = 100_000
 """Time of an operator that launches nothing, from which it computes on the CPU."""
 WITHOUT_COMPUTING = (
     r"^aten::(item|_local_scalar_dense|is_nonzero|pin_memory|cat|stack|set_|empty.*|resize_|reshape|_?(unsafe_)?view|t|"
     r"transpose|permute|expand|slice|select|unbind|alias|detach_?|as_strided|squeeze|unsqueeze|narrow|split.*|chunk|"
-    r"linear|matmul|lift_fresh)$"
+    r"linear|matmul|lift_fresh|to|_to_copy|contiguous|flatten|resolve_(conj|neg)|numpy_T)$|^detach$"
 )
 """Operators that may wait for the GPU, only take memory or look at it otherwise, or put a batch together."""
 MAX_APART_NS = 1_000_000
@@ -101,18 +103,61 @@ class MetricsOnHost(Alternative, frozen=True, kw_only=True):
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
         to_host = pl.col("name").str.contains("(?i)DtoH|DeviceToHost")
         copies = rank.events.filter(to_host & (pl.col("copied_bytes") >= MIN_MOVED_BYTES))
+        # What is done in few of the steps is done rarely already.
+        if copies["part"].n_unique() < MIN_SHARE_THAT_COPIES * rank.events["part"].n_unique():
+            return
         if copies.is_empty():
             return
+        calls = _calls(rank, copies)
         computing = _computing(rank)
-        behind = _near(computing, _calls(rank, copies)["end_ns"], behind=True)
+        behind = _near(computing, calls["end_ns"], behind=True)
         names = behind["name"].cast(pl.String)
         # What changes tensors there, or goes backward, is a part of the model that lives on the CPU.
-        if behind.is_empty() or names.str.contains(f"_$|embedding|{UPDATES_OR_BACKWARD}").any():
+        if names.str.contains(f"_$|embedding|{UPDATES_OR_BACKWARD}").any():
             return
+        spans = _intervals(behind)
         named = ", ".join(names.str.strip_prefix("aten::").unique().sort().head(2))
+        if behind.is_empty():
+            spans = _without_operators(rank, calls["end_ns"])
+            named = "Python or NumPy"
+        if not spans.total_ns:
+            return
         gone = without_events(copies, self.change, what=named)
         yield gone.with_columns(waits=pl.lit(value=False))
-        yield from without_stalls(rank, _intervals(behind), self.change, what=named)
+        # The host waits for the copy and then computes: neither is left before the next launch.
+        yield from without_stalls(rank, spans | _intervals(calls), self.change, what=named)
+
+
+def _without_operators(rank: RankWork, times_ns: pl.Series) -> Intervals:
+    """Return when behind one of the times no operator runs for long: what was copied is worked on there.
+
+    Operators that take memory or look at it otherwise may run before.
+    """
+    end_before = pl.col("end_ns").cum_max().shift(1).over("tid")
+    outermost = (
+        rank.operators.sort("tid", "start_ns", -pl.col("end_ns"))
+        .with_columns(end_before=end_before)
+        .filter((pl.col("start_ns") >= pl.col("end_before")).fill_null(value=True))
+        .sort("start_ns")
+    )
+    looks = outermost["name"].cast(pl.String).str.contains(WITHOUT_COMPUTING).to_numpy()
+    start_ns, end_ns = outermost["start_ns"].to_numpy(), outermost["end_ns"].to_numpy()
+    found: list[tuple[int, int]] = []
+    for time_ns in times_ns.unique().sort().to_list():
+        edge = time_ns
+        row = int(np.searchsorted(start_ns, edge))
+        while row < len(start_ns):
+            if start_ns[row] - edge >= MIN_COMPUTING_NS:
+                found.append((edge, int(start_ns[row])))
+                break
+            if not looks[row]:
+                break
+            edge = max(edge, int(end_ns[row]))
+            row += 1
+    if not found:
+        return EMPTY
+    starts, ends = np.array(found, np.int64).T
+    return union(starts, ends)
 
 
 class HostPreparation(Alternative, frozen=True, kw_only=True):

@@ -25,6 +25,10 @@ TAKES_LIST = "::_fused_|::_foreach_"
 """Operators that take a list of tensors: an optimizer that calls them again and again has many groups of parameters."""
 TAKES_RESULTS = r"aten::(item|is_nonzero|_local_scalar_dense|equal|to|_to_copy|copy_)\b"
 """Operators that take a tensor or a value to the host because the program asks for it; others copy to check theirs."""
+NORMALISES = r"norm\b|attention"
+"""Operators of a layer, which takes what the layer before made."""
+ROUTES = r"aten::(eq|nonzero|where|index_add_?|index_put_?|scatter_add_?|masked_select)\b"
+"""Operators that choose what a repetition works on, or add it to what others made: experts, not layers."""
 MULTIPLYING_KINDS = ("product", "convolution", FUSED_ATTENTION)
 MAX_NAMED_LOOPS = 2
 """Bodies of loops that a finding names, those with most work first."""
@@ -155,6 +159,12 @@ _IS_OF_TENSORS = (
 
 _HAS_INDEX = pl.col("counts") | pl.col("joined")
 """Loops over an index: it counts, or what each repetition makes is joined behind it."""
+_IS_OF_LAYERS = (
+    pl.col("body").str.contains(NORMALISES)
+    & ~pl.col("body").str.contains(ROUTES)
+    & ~(pl.col("counts") & pl.col("joined"))
+)
+"""Loops over layers of a model: each needs what the one before made, though a cache of each layer counts."""
 
 
 class ClipLoop(_LoopAlternative, frozen=True, kw_only=True):
@@ -225,10 +235,14 @@ class GroupedProducts(_LoopAlternative, frozen=True, kw_only=True):
         "batch them (`torch.bmm`, `einsum`), or sort tokens by expert and use a grouped product "
         "(`torch._grouped_mm`, MegaBlocks)"
     )
-    caveat = "A grouped product needs one type and a GPU that has it; a batched one pads groups to one size."
+    caveat = (
+        "A grouped product needs one type and a GPU that has it; a batched one pads groups to one size. Where a "
+        "repetition needs what the one before made, products stay apart: a recurrent module, `torch.compile` or a "
+        "CUDA graph launches them faster."
+    )
 
     def selects(self, rank: RankWork) -> pl.Expr:
-        return pl.col("has_products") & _HAS_INDEX & ~pl.col("has_cell")
+        return pl.col("has_products") & _HAS_INDEX & ~pl.col("has_cell") & ~_IS_OF_LAYERS
 
     def price(self, events: pl.DataFrame, rank: RankWork) -> pl.DataFrame:
         once_ns = pl.col("ns") / pl.col("repetitions")
