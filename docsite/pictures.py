@@ -155,6 +155,21 @@ PICTURES = {
             ("rank 1's offset", [bracket(0, 48, "(18 − 14) / 2 = 2, and no further off than (18 + 14) / 2 = 16")]),
         ),
     ),
+    "graph-edges.svg": Picture(
+        "What an event waits for: its launch, its stream, another stream, another rank",
+        56,
+        (
+            ("host", [Box(0, 1, "other"), Box(3, 4, "other"), Box(6, 7, "other"), Box(7, 33, "idle", "waits for B"),
+                      Box(36, 37, "other")]),
+            ("", [bracket(1, 5, "latency"), bracket(33, 36, "host"), bracket(37, 41, "latency")]),
+            ("stream 7", [Box(5, 16, "forward", "A"), Box(17, 32, "forward", "B"), Box(41, 53, "forward", "D")]),
+            ("", [bracket(16, 17, "stream"), bracket(32, 33, "released")]),
+            ("stream 9", [Box(18, 28, "wait", "waits for rank 1"), Box(28, 36, "dp_comm", "C")]),
+            ("", [bracket(16, 18, "other"), bracket(28, 36, "transfer")]),
+            ("rank 1", [Box(6, 27, "forward", "slower than A"), Box(28, 36, "dp_comm", "C'")]),
+            ("", [bracket(27, 28, "other: it comes last")]),
+        ),
+    ),
 }  # fmt: skip
 
 
