@@ -8,6 +8,7 @@ operators, never by shapes.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection
 from typing import NamedTuple
@@ -95,7 +96,9 @@ def find_loops(events: pl.DataFrame, threads: Collection[int]) -> pl.DataFrame:
     """
     ops = _outermost(events, threads)
     tables = [LOOPS.to_frame()]
-    for (tid, _), of_step in ops.group_by("tid", "step", maintain_order=True):
+    text = pl.col("name", "concrete", "shapes").cast(pl.String)
+    for (tid, _), rows_of_step in ops.group_by("tid", "step", maintain_order=True):
+        of_step = rows_of_step.with_columns(text)
         runs = _runs_of_step(of_step)
         rows = [_describe(of_step, run, tid) for run in (*runs, *_measured_results(of_step, runs))]
         tables.append(pl.DataFrame(rows, schema=LOOPS))
@@ -110,13 +113,13 @@ def _outermost(events: pl.DataFrame, threads: Collection[int]) -> pl.DataFrame:
     ops = ops.sort("tid", "start_ns", -pl.col("end_ns"))
     end_before = pl.col("end_ns").cum_max().shift(1).over("tid")
     outermost = ops.filter((pl.col("start_ns") >= end_before).fill_null(value=True))
-    outermost = outermost.with_columns(pl.col("name", "concrete", "shapes").cast(pl.String))
-    return outermost.filter(~pl.col("name").str.contains(_BACKWARD_OPERATORS))
+    return outermost.filter(~pl.col("name").cast(pl.String).str.contains(_BACKWARD_OPERATORS))
 
 
 def _runs_of_step(ops: pl.DataFrame) -> list[_RepeatedRun]:
     """Return the runs of a step that are loops: those that repeat often, and short ones that show to be one."""
     codes = ops["name"].rank("dense").to_numpy().astype(np.int64)
+    concrete = ops["concrete"]
     taken = np.zeros(len(codes), np.bool_)
 
     def repeats_often(run: _RepeatedRun) -> bool:
@@ -126,7 +129,7 @@ def _runs_of_step(ops: pl.DataFrame) -> list[_RepeatedRun]:
         is_long_enough = run.stop - run.first >= MIN_PROVEN_REPETITIONS * run.period
         if not is_long_enough or _repeats_within(codes[run.first : run.first + run.period]):
             return False
-        return _is_joined(ops, run) or _counts(ops[run.first : run.stop], run.period)
+        return _is_joined(ops, run) or _counts(concrete[run.first : run.stop], run.period)
 
     runs = _take_runs(codes, taken, first_period=1, is_loop=repeats_often)
     runs += _take_runs(codes, taken, first_period=2, is_loop=is_proven)
@@ -212,19 +215,19 @@ def _joined(codes: Ints, pieces: list[_RepeatedRun]) -> list[_RepeatedRun]:
 
 def _describe(ops: pl.DataFrame, run: _RepeatedRun, tid: object) -> dict[str, object]:
     """Return the row of ``LOOPS`` of a run."""
-    members = ops[run.first : run.stop]
-    body = members["name"][: run.period]
-    sequences = members["sequence"]
+    rows = slice(run.first, run.stop)
+    body = ops["name"][run.first : run.first + run.period].to_list()
+    sequences = ops["sequence"][rows]
     return {
         "loop": 0,
         "tid": tid,
-        "start_ns": members["start_ns"].min(),
-        "end_ns": members["end_ns"].max(),
-        "repetitions": members.height // run.period,
+        "start_ns": ops["start_ns"][rows].min(),
+        "end_ns": ops["end_ns"][rows].max(),
+        "repetitions": (run.stop - run.first) // run.period,
         "body": " ".join(body),
-        "has_products": bool(body.str.contains(PRODUCT_OPERATORS).any()),
-        "has_cell": bool(body.str.contains(RECURRENT_CELLS).any()),
-        "counts": _counts(members, run.period),
+        "has_products": any(re.search(PRODUCT_OPERATORS, name) for name in body),
+        "has_cell": any(re.search(RECURRENT_CELLS, name) for name in body),
+        "counts": _counts(ops["concrete"][rows], run.period),
         "joined": _is_joined(ops, run),
         "first_sequence": sequences.min(),
         "last_sequence": sequences.max(),
@@ -237,27 +240,29 @@ def _is_joined(ops: pl.DataFrame, run: _RepeatedRun) -> bool:
     The sizes of long lists are not recorded: one behind as many repetitions is theirs.
     """
     repetitions = (run.stop - run.first) // run.period
-    following = ops.slice(run.stop, run.period)
-    joining = following.filter(pl.col("name").is_in(JOINING_OPERATORS))
-    for text in joining["shapes"].drop_nulls().head(1):
-        tensors = (parse_list(text) or [[]])[0]
-        if abs(len(tensors) - repetitions) <= 1 or (
-            not tensors and repetitions >= MAX_RECORDED_LIST
-        ):
-            return True
+    behind = slice(run.stop, run.stop + run.period)
+    for name, shapes in zip(ops["name"][behind], ops["shapes"][behind], strict=True):
+        if name in JOINING_OPERATORS and shapes is not None:
+            tensors = (parse_list(shapes) or [[]])[0]
+            is_unrecorded = not tensors and repetitions >= MAX_RECORDED_LIST
+            return abs(len(tensors) - repetitions) <= 1 or is_unrecorded
     return False
 
 
-def _counts(members: pl.DataFrame, period: int) -> bool:
-    """Return whether a concrete integer of an operator of the body differs by one from repetition to repetition."""
+def _counts(concrete: pl.Series, period: int) -> bool:
+    """Return whether a concrete integer of an operator of the body differs by one from repetition to repetition.
+
+    *concrete* are the inputs of the operators of all repetitions.
+    """
+    inputs = concrete.to_list()
     for number in range(period):
-        calls = members["concrete"].gather_every(period, number)
-        if len(calls) < 2 or calls.null_count() or calls.n_unique() < len(calls) / 2:
+        texts = inputs[number::period]
+        if len(texts) < 2 or None in texts or len(set(texts)) < len(texts) / 2:
             continue
-        values = [parse_list(text) for text in calls.to_list()]
+        values = [parse_list(text) for text in texts]
         width = min(map(len, values))
         for position in range(width):
-            column = [inputs[position] for inputs in values]
+            column = [of_call[position] for of_call in values]
             if all(type(value) is int for value in column):
                 steps = np.abs(np.diff(np.array(column, np.int64)))
                 if np.mean(steps == 1) >= MIN_COUNTED_SHARE:

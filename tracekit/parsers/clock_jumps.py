@@ -97,13 +97,14 @@ def _find_jumps(events: pl.DataFrame) -> list[_Jump]:
         since_ns = int(in_step[longest])
         until_ns = int(in_step[longest + 1])
         silence_ns = until_ns - since_ns
+        is_like_gap = abs(silence_ns - gap_ns) <= MAX_SPACING_SHARE * gap_ns
+        is_within_step = since_ns < mark_end_ns and until_ns < next_start_ns
+        if not (is_like_gap and is_within_step):
+            continue
         held_ns = pl.col("end_ns").clip(upper_bound=until_ns) - pl.col("start_ns").clip(since_ns)
         if calls.select((held_ns >= (1 - MAX_SPACING_SHARE) * silence_ns).any()).item():
             continue  # the host was held in a call
         behind_mark = calls.filter(pl.col("start_ns").is_between(mark_end_ns, next_start_ns))
-        launches_behind_mark = behind_mark["correlation"].is_in(launched.implode()).any()
-        is_like_gap = abs(silence_ns - gap_ns) <= MAX_SPACING_SHARE * gap_ns
-        is_within_step = since_ns < mark_end_ns and until_ns < next_start_ns
-        if is_like_gap and is_within_step and launches_behind_mark:
+        if behind_mark["correlation"].is_in(launched.implode()).any():
             jumps.append(_Jump(until_ns, min(gap_ns, silence_ns)))
     return jumps
