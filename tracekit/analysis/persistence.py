@@ -263,7 +263,7 @@ def _are_sound(stored: Sequence[StoredTables], rooms: Rooms) -> list[bool]:
     return [True] * len(stored)
 
 
-class _RankFile(NamedTuple):
+class _TablesFile(NamedTuple):
     """What the file of a rank holds."""
 
     path: Path
@@ -277,7 +277,7 @@ class _RankFile(NamedTuple):
     """Columns and types of the small tables: those of ranks with equal bytes are equal."""
 
 
-def _read_file(path: Path) -> _RankFile | None:
+def _read_file(path: Path) -> _TablesFile | None:
     """Return what a file holds; None if it cannot be read, or another version wrote it."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -294,17 +294,17 @@ def _read_file(path: Path) -> _RankFile | None:
         # A stream begins with a mark, the size of its schema, and the schema.
         (schema_bytes,) = struct.unpack_from("<i", stream, 4)
         row = pl.read_ipc_stream(stream)
-        return _RankFile(path, written_ns, document.tables, row, stream[: 8 + schema_bytes])
+        return _TablesFile(path, written_ns, document.tables, row, stream[: 8 + schema_bytes])
     except (*_UNREADABLE, InputError):
         return None
 
 
-def _in_shared_buffers(files: Sequence[_RankFile | None]) -> list[_RankFile | None]:
+def _in_shared_buffers(files: Sequence[_TablesFile | None]) -> list[_TablesFile | None]:
     """Return the files with the small tables of ranks in the same buffers, if their columns are equal.
 
     Of a rank alone they are six hundred buffers, which take half as much memory again as they hold.
     """
-    files_by_schema: dict[bytes, list[tuple[int, _RankFile]]] = {}
+    files_by_schema: dict[bytes, list[tuple[int, _TablesFile]]] = {}
     for index, file in enumerate(files):
         if file is not None:
             files_by_schema.setdefault(file.schema, []).append((index, file))
@@ -319,7 +319,7 @@ def _in_shared_buffers(files: Sequence[_RankFile | None]) -> list[_RankFile | No
     return shared
 
 
-def _decode_unchecked(file: _RankFile, rooms: Rooms) -> StoredTables | None:
+def _decode_unchecked(file: _TablesFile, rooms: Rooms) -> StoredTables | None:
     """Return the tables of a file as they are there; None if they cannot be ones that tracekit wrote."""
     try:
         return _decode(file, rooms)
@@ -327,7 +327,7 @@ def _decode_unchecked(file: _RankFile, rooms: Rooms) -> StoredTables | None:
         return None
 
 
-def _decode(file: _RankFile, rooms: Rooms) -> StoredTables:
+def _decode(file: _TablesFile, rooms: Rooms) -> StoredTables:
     """Return the tables that ``write_tables`` turned into fields and Arrow streams."""
     fields = file.fields
     row = file.row
