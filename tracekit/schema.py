@@ -118,10 +118,12 @@ GAP_CAUSES = {
     "exposed_comm": "other exposed communication",
     "host": "late launches",
     "other_work": "work outside the pipeline",
+    "profiler": "the profiler",
     "unexplained": "unexplained",
 }
 """Parts of the gap in the order in which they are replayed, with words for the lost time. ``order``
-is the cost of running the ops in another order than the schedule's."""
+is the cost of running the ops in another order than the schedule's. What the profiler adds is taken out of
+late launches and of pipeline transfers, where the step without it is known."""
 
 STALL_CAUSES = ("p2p", "exposed_ep", "offload", "exposed_comm", "host", "other_work")
 """Gap causes that stop a GPU at some moment; a moment with several belongs to the first."""

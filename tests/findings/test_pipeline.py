@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
+from tests.kept import analysis_of
 from tracekit.findings.pipeline import (
     COMMUNICATION_CAUSES,
     EARLIER_HOST,
@@ -46,8 +47,6 @@ def context(
     saves_ns=None,
     graphs=False,
     predictions=None,
-    free_shares=(1.0, 1.0),
-    profiler_ns=0,
 ):
     head = SimpleNamespace(
         match=SimpleNamespace(exact=exact),
@@ -59,31 +58,25 @@ def context(
     schedule = SimpleNamespace(gap_ns=gap_ns, head=head, compared_with="1f1b")
     return SimpleNamespace(
         analysis=SimpleNamespace(schedule=schedule, tables={"operations": OPERATIONS}),
-        step=SimpleNamespace(profiler_ns=profiler_ns),
-        profiler_in_span_ns=profiler_ns,
         uses_cuda_graphs=graphs,
         framework=None,
         predict=lambda *changes: (predictions or {}).get(changes, any_change),
         share=lambda ns: ns / 2_000,
         step_ns=2_000,
-        free_exposed_share=lambda label: free_shares[0] if label == "pp_comm" else 1.0,
-        free_idle_share=free_shares[1],
     )
 
 
-def test_a_gap_costs_what_is_left_of_it_without_the_profiler():
-    """Half of the waiting for messages and a tenth of the late launches; unequal stages stay as they are."""
-    gap_ns = {"p2p": 300, "host": 6_000, "imbalance": 500}
-    findings = ScheduleGap.find(context(gap_ns, saves_ns=10, free_shares=(0.5, 0.1)))
-    costs = {finding.case: (finding.cost_ns, finding.part_ns) for finding in findings}
-    assert costs == {"p2p": (150, 300), "host": (600, 6_000), "imbalance": (500, 500)}
-
-
-@pytest.mark.parametrize(("profiler_ns", "of_it"), [(0, 0), (4_000, 4_000), (7_000, 6_000)])
-def test_of_late_launches_it_is_said_what_the_profiler_adds(profiler_ns, of_it):
-    (finding,) = ScheduleGap.find(context({"host": 6_000}, profiler_ns=profiler_ns))
-    assert finding.profiler_ns == of_it
-    assert (" of it for the profiler)" in finding.text()) is bool(of_it)
+def test_what_the_profiler_adds_to_a_gap_is_a_part_of_it(samples):
+    """Half of the waiting for messages and a quarter of the late launches are left without it."""
+    recorded = analysis_of(samples / "1f1b").schedule
+    assert "profiler" not in recorded.gap_ns
+    split = recorded.with_profiler({"p2p": 0.5, "host": 0.25})
+    assert sum(split.gap_ns.values()) == sum(recorded.gap_ns.values())
+    lost_ns = recorded.gap_ns["p2p"] * 0.5 + recorded.gap_ns["host"] * 0.75
+    assert split.gap_ns["profiler"] == pytest.approx(lost_ns, abs=2)
+    assert split.gap_ns["p2p"] == pytest.approx(recorded.gap_ns["p2p"] * 0.5, abs=1)
+    assert split.to_document().gap_ns == split.gap_ns
+    assert all("profiler" in step.gap_ns for step in split.to_document().pipelines)
 
 
 def test_a_gap_costs_no_more_than_the_step():

@@ -350,14 +350,6 @@ def test_compute_that_could_hide_transfers_is_told_from_none(free_ns, words):
     assert " at 1.9 GB/s; " in finding.text
 
 
-@pytest.mark.parametrize("is_recorded_time", [True, False])
-def test_a_gap_says_where_it_is_of_the_recording(is_recorded_time):
-    evidence = {"part_ns": 82_000_000, "schedule": "1f1b", "is_recorded_time": is_recorded_time}
-    finding = written("schedule_gap", "host", evidence=evidence)
-    assert ("(as recorded)" in finding.text) is is_recorded_time
-    assert finding.text.startswith("the pipeline takes 82.0 ms")
-
-
 @pytest.mark.parametrize(
     ("share", "words"),
     [

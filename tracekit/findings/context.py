@@ -15,6 +15,7 @@ from tracekit.documents.findings import Place
 from tracekit.findings.kind import FindingKind, RunFacts
 from tracekit.findings.recorded import has_host_calls
 from tracekit.graph.change import Change
+from tracekit.metrics.step_time import free_exposed_share, free_idle_share
 from tracekit.schema import has_stacks
 
 FRAMEWORK_PATTERNS = {
@@ -86,11 +87,7 @@ class Context:
     @cached_property
     def free_idle_share(self) -> float:
         """Idle time of the step without the profiler over the recorded one, 0 to 1; 1 if it is not known."""
-        free_budget = self.step.free_budget_ns
-        recorded_ns = self.step.budget_ns.idle_ns
-        if free_budget is None or not recorded_ns:
-            return 1.0
-        return min(free_budget.idle_ns / recorded_ns, 1.0)
+        return free_idle_share(self.step)
 
     @cached_property
     def longest_free_share(self) -> float:
@@ -105,11 +102,7 @@ class Context:
 
         Ranks that the profiler delays let the others wait. 1 if it is not known.
         """
-        free_budget = self.step.free_budget_ns
-        recorded_ns = self.step.budget_ns.exposed_ns.get(label, 0)
-        if free_budget is None or not recorded_ns:
-            return 1.0
-        return min(free_budget.exposed_ns.get(label, 0) / recorded_ns, 1.0)
+        return free_exposed_share(self.step, label)
 
     @property
     def can_replay(self) -> bool:
@@ -130,12 +123,6 @@ class Context:
             self._predictions[key] = predict(changes)
         row = self._predictions[key]
         return row if row.why_not is None and row.saves_ns is not None else None
-
-    @cached_property
-    def profiler_in_span_ns(self) -> int:
-        """Time that the profiler adds to a step's GPU work over all ranks; 0 if it is not known."""
-        graph = self.analysis.graph
-        return 0 if graph is None else graph.profiler_in_span_ns
 
     @cached_property
     def usual_steps(self) -> frozenset[int | None]:

@@ -13,7 +13,7 @@ from tracekit.findings.kind import FindingKind
 from tracekit.findings.phrases import communication_log, faster_links, graphs, or_unknown
 from tracekit.graph.change import Balanced, Change, Hidden, NoHostDelay, Scaled, Together
 
-NOT_REMOVABLE = ("unexplained", "early_output")
+NOT_REMOVABLE = ("unexplained", "early_output", "profiler")
 """Parts of a gap that no change removes."""
 COMMUNICATION_CAUSES = ("exposed_ep", "exposed_comm")
 """Parts of a gap that are findings of their own, about the exposed label."""
@@ -92,7 +92,6 @@ class GapPart(ScheduleGap, frozen=True, kw_only=True):
     part_ns: int
     schedule: str | None
     framework: str | None
-    is_recorded_time: bool
 
     def text(self) -> str:
         return self._longer_because("other work runs between the stages' computations")
@@ -100,19 +99,14 @@ class GapPart(ScheduleGap, frozen=True, kw_only=True):
     def advice(self) -> str:
         return "shorten or move the work between the stages' computations"
 
-    @property
-    def _part(self) -> str:
-        """Its time; that it is one of the recording, where the step is stated without the profiler."""
-        return f"{short_ms(self.part_ns)}{' (as recorded)' if self.is_recorded_time else ''}"
-
     def _longer_because(self, reason: str) -> str:
         schedule = or_unknown(self.schedule)
-        return f"the pipeline takes {self._part} longer than {schedule} needs, because {reason}"
+        return f"the pipeline takes {short_ms(self.part_ns)} longer than {schedule} needs, because {reason}"
 
     @property
     def _wait_for_messages(self) -> str:
         return (
-            f"pipeline stages wait {self._part} longer for each other's messages than "
+            f"pipeline stages wait {short_ms(self.part_ns)} longer for each other's messages than "
             f"{or_unknown(self.schedule)} needs"
         )
 
@@ -221,15 +215,8 @@ class LateLaunches(GapPart, frozen=True, kw_only=True):
 
     case = "host"
 
-    profiler_ns: int = 0
-    """Part of it that the profiler adds, where the step is stated without it."""
-
     def text(self) -> str:
-        return self._longer_because(f"the CPU starts its work late{self._of_profiler}")
-
-    @property
-    def _of_profiler(self) -> str:
-        return f" ({short_ms(self.profiler_ns)} of it for the profiler)" if self.profiler_ns else ""
+        return self._longer_because("the CPU starts its work late")
 
     def advice(self) -> str:
         own_graphs = graphs(self.run.vendor)
@@ -243,8 +230,7 @@ class LateLaunchesUnderGraphs(LateLaunches, frozen=True, kw_only=True):
 
     def text(self) -> str:
         own_graphs = graphs(self.run.vendor)
-        late = f"the CPU starts its work late{self._of_profiler}"
-        return self._longer_because(f"{late} although {own_graphs} are used")
+        return self._longer_because(f"the CPU starts its work late although {own_graphs} are used")
 
     def advice(self) -> str:
         return "use fewer and larger graphs, and less Python between their launches"
@@ -270,14 +256,11 @@ def _gap_part(context: Context, gap_ns: Mapping[str, int], cause: str) -> GapPar
     kind = KINDS_OF_PART.get(cause, GapPart)
     if kind is LateLaunches and context.uses_cuda_graphs:
         kind = LateLaunchesUnderGraphs
-    facts = _facts_of_part(context, gap_ns, cause)
-    if issubclass(kind, LateLaunches) and context.step.profiler_ns:
-        facts["profiler_ns"] = min(context.profiler_in_span_ns, max(gap_ns[cause], 0))
     return kind(
         variant=cause if kind is GapPart else "",
         cost_ns=cost_ns,
         share=context.share(cost_ns),
-        **facts,
+        **_facts_of_part(context, gap_ns, cause),
         change=None if predicted is None else change,
         saves_ns=saves_ns,
         saves_range_ns=None if saves_ns is None else (0, saves_ns),
@@ -359,18 +342,8 @@ def _longest_on_path(predicted: ChangedStep) -> str | None:
 
 
 def _cost(context: Context, gap_ns: Mapping[str, int], *causes: str) -> int:
-    """Return what parts of the gap cost in a step without the profiler.
-
-    The gap is of the recording: what the profiler adds is late launches and waiting for messages.
-    """
-    free_shares = {
-        "host": context.free_idle_share,
-        "p2p": context.free_exposed_share("pp_comm"),
-    }
-    cost_ns = 0.0
-    for cause in causes:
-        cost_ns += max(gap_ns.get(cause, 0), 0) * free_shares.get(cause, 1.0)
-    return min(round(cost_ns), context.step_ns)
+    """Return what parts of the gap cost in a step, whose time the gap's may exceed."""
+    return min(sum(max(gap_ns.get(cause, 0), 0) for cause in causes), context.step_ns)
 
 
 def _saving(predicted: ChangedStep) -> int:
@@ -387,5 +360,4 @@ def _facts_of_part(context: Context, gap_ns: Mapping[str, int], cause: str) -> d
         "part_ns": gap_ns[cause],
         "schedule": None if schedule is None else schedule.compared_with,
         "framework": context.framework,
-        "is_recorded_time": bool(context.step.profiler_ns),
     }

@@ -307,20 +307,6 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             least_ns = min(least_ns, round(low * self.replayed_ns(bounds)))
         return least_ns, most_ns
 
-    @cached_property
-    def profiler_in_span_ns(self) -> int:
-        """Time that the profiler adds between the first and the last GPU work of a step over all ranks, as a median.
-
-        0 if it is not known.
-        """
-        if not self.graph.recording_known:
-            return 0
-        recorded, free = (
-            _extents(bounds) for bounds in (self.graph.measured_bounds, self._free_replay[1])
-        )
-        added_ns = (recorded["end_ns"] - recorded["start_ns"]) - (free["end_ns"] - free["start_ns"])
-        return max(round(float(np.median(added_ns.to_numpy()))), 0) if len(added_ns) else 0
-
     def _variation_of_free_step(self, modelled_ns: int) -> float:
         """Return by what share of it the step without the profiler differs with its links and the choice of steps."""
         replay, bounds = self._free_replay

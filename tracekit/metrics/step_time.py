@@ -159,6 +159,25 @@ def with_free_step(recorded: Step, free: FreeStep | None) -> Step:
     )
 
 
+def free_idle_share(step: Step) -> float:
+    """Return the idle time of the step without the profiler over the recorded one, 0 to 1; 1 if it is not known."""
+    recorded_ns = step.budget_ns.idle_ns
+    if step.free_budget_ns is None or not recorded_ns:
+        return 1.0
+    return min(step.free_budget_ns.idle_ns / recorded_ns, 1.0)
+
+
+def free_exposed_share(step: Step, label: str) -> float:
+    """Return the exposed time of *label* without the profiler over the recorded one, 0 to 1.
+
+    Ranks that the profiler delays let the others wait. 1 if it is not known.
+    """
+    recorded_ns = step.budget_ns.exposed_ns.get(label, 0)
+    if step.free_budget_ns is None or not recorded_ns:
+        return 1.0
+    return min(step.free_budget_ns.exposed_ns.get(label, 0) / recorded_ns, 1.0)
+
+
 def summarize_steps(ranks: Mapping[int, Sequence[TimedStep]]) -> Step:
     """Return the step time of a run, as recorded, from the timed steps of its ranks.
 

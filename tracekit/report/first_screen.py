@@ -296,13 +296,16 @@ def _situation(view: View) -> Iterator[Sentence]:
     measured = short_ms(head.measured_ns, digits)
     ideal = short_ms(head.ideal_ns, digits)
     clock = " as recorded" if view.analysis.step.profiler_ns else ""
+    profiler_ns = (schedule.gap_ns or {}).get("profiler", 0)
+    if profiler_ns > 0:
+        clock += f", {short_ms(profiler_ns, digits)} of it for the profiler"
     facts = (
         f"{schedule.possible_names} pipeline: {measured} from start to end{clock}; without any "
         f"delay it would take {ideal}"
     )
     gap_ns = {}
     for gap_cause, ns in (schedule.gap_ns or {}).items():
-        if ns > 0 and gap_cause in GAP_CAUSES:
+        if ns > 0 and gap_cause in GAP_CAUSES and gap_cause != "profiler":
             gap_ns[gap_cause] = ns
     cause_is_first = any(kind_of(finding).section == "gap" for finding in view.findings[:1])
     if gap_ns and not cause_is_first:

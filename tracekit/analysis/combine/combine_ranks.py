@@ -47,6 +47,7 @@ from tracekit.documents.analysis import (
     Figures,
     Phase,
     RankFigures,
+    Step,
     Workload,
 )
 from tracekit.documents.coding import table_schema
@@ -65,7 +66,12 @@ from tracekit.metrics.causes import causes_by_event
 from tracekit.metrics.operations import may_be_message, may_be_of_pipeline
 from tracekit.metrics.overlap import combine_overlap_costs
 from tracekit.metrics.step_kinds import summarize_step_kinds
-from tracekit.metrics.step_time import summarize_steps
+from tracekit.metrics.step_time import (
+    free_exposed_share,
+    free_idle_share,
+    summarize_steps,
+    with_free_step,
+)
 from tracekit.pipeline.against_ideal import ScheduleComparison, compare_pipelines
 from tracekit.pipeline.reconstruct.parallel_groups import split_layout
 from tracekit.pipeline.reconstruct.stalls import LANES
@@ -159,6 +165,7 @@ def combine(
     # Predictions of the step with changes.
     step_summary = summarize_steps({rank.source.rank: rank.timed_steps for rank in ranks})
     graph = _what_if_graph(ranks, communication, against_schedule, step_summary.time_ns or 0)
+    comparison = _with_profiler(comparison, step_summary, graph)
     predict_best = best_changes and (what_if or not changes)
     changed_steps = _changed_steps(
         graph, changes, best=predict_best, work_recorded=_is_work_recorded(results)
@@ -387,6 +394,20 @@ def _timed_free_ns(ranks: Sequence[RankTables]) -> int | None:
     """Return the step without the profiler as the recorder timed it: the median over ranks; None if it did not."""
     timed_ns = [rank.source.free_step_ns for rank in ranks if rank.source.free_step_ns is not None]
     return round(median(timed_ns)) if timed_ns else None
+
+
+def _with_profiler(
+    comparison: ScheduleComparison | None, recorded: Step, graph: WhatIfGraph | None
+) -> ScheduleComparison | None:
+    """Return the comparison with what the profiler adds to its gap, where the step without it differs."""
+    if comparison is None or graph is None:
+        return comparison
+    step = with_free_step(recorded, graph.free_step)
+    if not step.profiler_ns:
+        return comparison
+    return comparison.with_profiler(
+        {"host": free_idle_share(step), "p2p": free_exposed_share(step, "pp_comm")}
+    )
 
 
 def _what_if_graph(

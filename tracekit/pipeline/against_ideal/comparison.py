@@ -93,6 +93,23 @@ class StepComparison(msgspec.Struct, frozen=True, eq=False):
             slow_cells=rows(slowest.head(MAX_SLOW_CELLS), documents.SlowCell),
         )
 
+    def with_profiler(self, free_shares: Mapping[str, float]) -> "StepComparison":
+        """Return the step with what the profiler adds to its gap as a part of its own.
+
+        Args:
+            free_shares: Of parts of the gap: what of them is left without the profiler.
+        """
+        if self.gap_ns is None:
+            return self
+        without = {
+            cause: round(part_ns * free_shares.get(cause, 1.0)) if part_ns > 0 else part_ns
+            for cause, part_ns in self.gap_ns.items()
+        }
+        profiler_ns = sum(self.gap_ns.values()) - sum(without.values())
+        unexplained_ns = without.pop("unexplained")
+        gap_ns = {**without, "profiler": profiler_ns, "unexplained": unexplained_ns}
+        return msgspec.structs.replace(self, gap_ns=gap_ns)
+
     def to_document(self) -> documents.PipelineStep:
         """Return the step as the ``pipelines`` of the document list it."""
         return documents.PipelineStep(
@@ -203,6 +220,12 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
     def cells(self) -> pl.DataFrame:
         """Cells of all pipelines and steps with their ideal times (``CELLS_WITH_IDEAL``)."""
         return cells_with_ideal(self.all)
+
+    def with_profiler(self, free_shares: Mapping[str, float]) -> "ScheduleComparison":
+        """Return the comparison with what the profiler adds to each gap as a part of its own."""
+        steps = tuple(step.with_profiler(free_shares) for step in self.all)
+        head = steps[next(i for i, step in enumerate(self.all) if step is self.head)]
+        return msgspec.structs.replace(self, head=head, all=steps)
 
     def to_document(self) -> documents.ComparedSchedule:
         """Return the ``schedule`` of the document."""

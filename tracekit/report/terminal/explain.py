@@ -144,7 +144,6 @@ EVIDENCE_NAMES = {
     "op_ns": "time of this operator",
     "op_gain_ns": "of that saved at its limit",
     "operators": "slow operators",
-    "is_recorded_time": "time as recorded",
     "model_flop_utilisation": "model FLOP at each type's peak",
     "stacks_not_read": "stacks recorded and not read",
 }
