@@ -24,7 +24,7 @@ from msgspec import structs
 import tracekit
 from tests.kept import analysis_of
 from tracekit.errors import InputError, OptionError
-from tracekit.report.view import view_of
+from tracekit.report.sections.kernels import kernels
 from tracekit.results.plots import PLOTS
 from tracekit.results.write import WRITERS
 
@@ -123,17 +123,19 @@ def test_classify_can_be_called_whatever_was_imported_before():
 
 def test_a_deleted_analysis_is_freed(samples):
     analysis = tracekit.analyze(samples / "reload", ranks=[0], schedule="none")
-    assert view_of(analysis) is view_of(analysis)
+    assert analysis.once(kernels) is analysis.once(kernels)
     freed = weakref.ref(analysis)
     del analysis
-    gc.collect()  # the analysis and its view refer to each other
+    gc.collect()  # what was computed of it may refer to it
     assert freed() is None
 
 
-def test_an_analysis_is_pickled_without_its_view(samples):
+def test_an_analysis_is_pickled_without_what_was_computed_of_it(samples):
     analysis = analysis_of(samples / "reload")
-    ranks = view_of(analysis).ranks
-    assert view_of(pickle.loads(pickle.dumps(analysis))).ranks == ranks
+    rows = analysis.once(kernels)
+    copy = pickle.loads(pickle.dumps(analysis))
+    assert copy.once(kernels) is not rows
+    assert copy.once(kernels) == rows
 
 
 def test_public_names_are_those_that_are_promised():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from tests.pipeline.against_ideal.conftest import compare_with_options, pipelines
-from tracekit.report.terminal.schedule import render_schedule
-from tracekit.report.view.pipeline import ScheduleView
+from tracekit.report.blocks import PipelineChart
+from tracekit.report.sections.schedule import gap_table, headline, spans_table
+from tracekit.report.terminal.blocks import draw_blocks
 
 
 @pytest.fixture(scope="module")
@@ -18,16 +18,11 @@ def comparison():
     return compare_with_options(list(pipelines("1f1b")), what_if=True)[0]
 
 
-def view_with(comparison):
-    schedule = None if comparison is None else ScheduleView(comparison)
-    return SimpleNamespace(
-        schedule=schedule, analysis=SimpleNamespace(schedule=comparison), below_peak=None
-    )
-
-
 def drawn(comparison, width):
+    """The schedule, and the gap to its ideal, as a terminal of this width shows them."""
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    console.print(render_schedule(view_with(comparison), width))
+    blocks = [headline(comparison), gap_table(comparison), spans_table(comparison)]
+    console.print(draw_blocks([*blocks, PipelineChart(comparison)], width))
     console.file.close()
     return console.export_text()
 
@@ -46,16 +41,9 @@ def test_it_fits_and_says_all_of_it(comparison, width):
 
 def test_the_waterfall_adds_up(comparison):
     gap = comparison.gap_ns
-    lines = [
-        line for line in drawn(comparison, 120).splitlines() if line.lstrip().startswith(("+", "−"))
-    ]
-    shown = 0.0
-    for line in lines:
-        figure = re.search(r"(\d[\d,]*\.\d+)", line)[1].replace(",", "")
-        shown += -float(figure) if line.lstrip().startswith("−") else float(figure)
-    assert shown == pytest.approx(sum(gap.values()) / 1e6, abs=0.05 * len(lines)), (
-        "each is rounded to a tenth"
-    )
+    figures = re.findall(r"([+−])(\d[\d,]*\.\d+) ms", drawn(comparison, 120))
+    shown = sum((-1 if sign == "−" else 1) * float(ms.replace(",", "")) for sign, ms in figures)
+    assert shown == pytest.approx(sum(gap.values()) / 1e6, abs=0.01 * len(figures))
 
 
 def test_the_gantt_draws_every_rank_twice_and_begins_with_its_first_forward(comparison):
@@ -65,7 +53,3 @@ def test_the_gantt_draws_every_rank_twice_and_begins_with_its_first_forward(comp
     assert len(set(ideal)) == 1  # ranks are aligned; idle is drawn as dots
     assert rows[4].split()[1].startswith("F0")
     assert rows[7].split()[1].startswith("·")
-
-
-def test_nothing_is_drawn_without_a_schedule():
-    assert render_schedule(view_with(None), 80) is None

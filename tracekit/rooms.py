@@ -16,7 +16,7 @@ from tracekit.roles.weight_updates import WEIGHT_TRANSFERS
 
 if TYPE_CHECKING:
     from tracekit.findings.kind import FindingKind
-    from tracekit.report.sections import Section
+    from tracekit.report.section import Section
 
 ROOM_MEASURES: tuple[RoomMeasure[Any], ...] = (RANK_MEMORY, WEIGHT_TRANSFERS)
 """What is measured of each rank, and kept in a store, besides the tables of the core."""
@@ -35,10 +35,11 @@ def all_sections() -> "tuple[Section, ...]":
     """Return all sections of the reports of an analysis, in their order.
 
     >>> [section.id for section in all_sections()][:2]
-    ['timeline', 'iterations']
+    ['timeline', 'roles']
     """
     from tracekit.memory.sections import MEMORY_SECTIONS
-    from tracekit.report.sections import CORE_SECTIONS, insert_sections
+    from tracekit.report.section import insert_sections
+    from tracekit.report.sections import CORE_SECTIONS
     from tracekit.roles.sections import ROLE_SECTIONS
 
     with_roles = insert_sections(CORE_SECTIONS, ROLE_SECTIONS, after="timeline")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from tracekit import analyze, load
 from tracekit.errors import InputError
-from tracekit.report.view import view_of
-from tracekit.report.view.stragglers import name_straggler
+from tracekit.report.sections.stragglers import name_straggler, stragglers
 
 pytestmark = pytest.mark.usefixtures("measured_once")
 
@@ -149,11 +149,9 @@ def test_ranks_that_arrive_within_what_clocks_may_be_off_are_both_named(
     assert (straggler["rank"], straggler["candidates"]) == (2, candidates)
     assert straggler["uncertain"] is (len(candidates) > 1)
     named = "1 or 2" if len(candidates) > 1 else "2"
-    view = view_of(analysis)
-    assert name_straggler(view.stragglers[0]) == named
+    assert name_straggler(stragglers(analysis)[0]) == named
     for extension in ("html", "md"):
         analysis.save(tmp_path / f"out.{extension}")
     assert f"| {named} |" in (tmp_path / "out.md").read_text()
-    assert ('<th scope="row">1 or 2</th>' in (tmp_path / "out.html").read_text()) is (
-        len(candidates) > 1
-    )
+    page = re.sub(r">\s+", ">", (tmp_path / "out.html").read_text())
+    assert ('<th scope="row">1 or 2</th>' in page) is (len(candidates) > 1)

@@ -19,7 +19,7 @@ from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.diffs.run_samples import from_analysis
 from tracekit.errors import OptionError
 from tracekit.report.notices import notice_sentence
-from tracekit.report.view.ranks import Pace
+from tracekit.report.pace import Pace
 from tracekit.report.write import document_of
 from tracekit.run.load import load
 from tracekit.schema import RankEvents

@@ -11,7 +11,6 @@ from tests.kept import analysis_of, measuring_once
 from tracekit.analysis.combine.combine_ranks import combine
 from tracekit.errors import OptionError
 from tracekit.report.first_screen import certainty
-from tracekit.report.view import View
 from tracekit.results import AnalysisResult
 from tracekit.run.analyze import analyze
 from tracekit.run.ingest import ingest
@@ -64,7 +63,7 @@ def test_a_fault_is_found_where_not_all_ranks_are_replayed(tmp_path, monkeypatch
     assert (notice.values["replayed"], notice.values["count"]) == (4, 10)
     assert notice.values["waited_for"] == (2, 3)
     assert notice.values["spread"] == 0.0
-    assert "savings from a replay of 4 ranks, chosen of 10" in certainty(View(analysis))
+    assert "savings from a replay of 4 ranks, chosen of 10" in certainty(analysis)
     # A rank that nobody named is not there; one that a change names is.
     assert analysis.what_if("rank 8 like others").why_not is not None
     with measuring_once():

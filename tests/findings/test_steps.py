@@ -13,7 +13,6 @@ from tracekit.documents.analysis import StepTime, Straggler
 from tracekit.findings.steps import DelayedDecode, SlowStep, _cause_in, _late_ranks
 from tracekit.report.step_words import unusual_steps
 from tracekit.report.terminal.first_screen import first_screen
-from tracekit.report.view import view_of
 
 MS = 1_000_000
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -121,7 +120,7 @@ def test_steps_that_alternate_are_said_to(tmp_path):
     analysis = analyze(tmp_path)
     short_ns, long_ns = analysis.to_dict()["step"]["in_turn_ns"]
     assert long_ns == pytest.approx(2 * short_ns, rel=0.15)
-    screen = [line.plain for line in first_screen(view_of(analysis), 100)]
+    screen = [line.plain for line in first_screen(analysis, 100)]
     assert any("steps take" in line and "in turn" in line for line in screen)
 
 

@@ -24,8 +24,9 @@ from tracekit.memory.view import memory_table
 from tracekit.pipeline.schedules import generate
 from tracekit.report.html.charts import PageClock, timeline_data
 from tracekit.report.html.page import render_html
-from tracekit.report.terminal.schedule import render_what_if
-from tracekit.report.view import view_of
+from tracekit.report.sections.changed_steps import changes_table
+from tracekit.report.sections.schedule import alternatives, what_if_table
+from tracekit.report.terminal.table import render_table
 from tracekit.run.analyze import analyze
 from tracekit.run.ingest import ingest
 from tracekit.run.load import load
@@ -163,7 +164,7 @@ def test_a_change_that_does_not_fit_is_named(run):
     step = ChangedStep(
         "microbatches 64", ("microbatches 64",), 1, peak_bytes=(10**9, 2 * 10**9), fits=False
     )
-    (note,) = (n for n in view_of(replace(run, changed_steps=(step,))).changes.notes if "GB" in n)
+    (note,) = (n for n in changes_table(replace(run, changed_steps=(step,))).notes if "GB" in n)
     assert note == "microbatches 64: the fullest rank needs 1.00 – 2.00 GB, which does not fit"
 
 
@@ -171,7 +172,7 @@ def test_the_terminal_names_what_does_not_fit(run):
     full = replace(run, schedule=held(150).with_needs(run.schedule), memory=held(150))
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(render_what_if(view_of(full).schedule.what_if, 200))
+        console.print(render_table(what_if_table(alternatives(full.schedule)), 200))
     assert re.search(r"gpipe (< )?\S+ does not fit", captured.get())
 
 

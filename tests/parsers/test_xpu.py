@@ -11,7 +11,6 @@ from rich.console import Console
 from tracekit import analyze
 from tracekit.doctor import diagnose
 from tracekit.report.first_screen import headline
-from tracekit.report.view import View
 from tracekit.run.load import load
 
 STEPS = 3
@@ -77,7 +76,7 @@ def test_queues_are_streams(tmp_path):
 def test_the_gpu_has_its_name(tmp_path, device):
     analysis = analyze(write(tmp_path, device=device))
     assert analysis.sources[0].devices == ("Intel(R) Data Center GPU Max 1550",)
-    assert headline(View(analysis)).device == "GPU Max 1550"
+    assert headline(analysis).device == "GPU Max 1550"
 
 
 def test_collectives_of_oneccl_are_communication(tmp_path):

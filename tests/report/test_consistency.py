@@ -24,17 +24,23 @@ from tracekit.errors import InputError
 from tracekit.graph.change import parse_change
 from tracekit.memory.view import memory_table
 from tracekit.report.ci import words
-from tracekit.report.findings import bound_sign, finding_in_a_log, finding_line
+from tracekit.report.findings import bound_sign, finding_in_a_log, finding_line, main_findings
 from tracekit.report.first_screen import finding_items, first_sentences, headline
+from tracekit.report.gap_words import warnings_of
 from tracekit.report.html.finding_links import figure_of, share_words
 from tracekit.report.markdown import render_markdown
+from tracekit.report.run_facts import describe_ranks
+from tracekit.report.sections.budget import budgets_of_ranks, mean_budget
+from tracekit.report.sections.changed_steps import changes_table
+from tracekit.report.sections.idle import idle_table
+from tracekit.report.sections.overlap import label_rows
+from tracekit.report.sections.rates import experts_table
+from tracekit.report.sections.schedule import gap_rungs, gap_table, what_if_hint
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.explain import explain_finding
 from tracekit.report.terminal.first_screen import first_screen, saving
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.text import capitalize
-from tracekit.report.view import view_of
-from tracekit.report.view.changed_steps import changes_table
 from tracekit.report.write import render_json
 from tracekit.run.analyze import analyze
 from tracekit.schema import EXPOSURE_CAUSES, GAP_CAUSES, IDLE_CAUSES, LABELS
@@ -66,29 +72,26 @@ CODE_WORDS = re.compile(
 
 def contradictions(analysis):
     """Return what in the view of an analysis contradicts its own evidence, one sentence each."""
-    view = view_of(analysis)
     bad = []
-    for bar in (*view.budget.bars, view.budget.mean):
-        if (
-            bar.span_ns
-            and bar.whole.idle_known
-            and abs(sum(share.share for share in bar.parts) - 1) > 1e-6
-        ):
-            bad.append(
-                f"{bar.name}: shares of the budget add up to {sum(share.share for share in bar.parts)}"
-            )
-    for row in view.labels:
+    for row in (*budgets_of_ranks(analysis), mean_budget(analysis)):
+        total = sum(row.bar.shares.values())
+        if row.bar.whole_ns and row.whole.idle_known and abs(total - 1) > 1e-6:
+            bad.append(f"{row.name}: shares of the budget add up to {total}")
+    labels = label_rows(analysis)
+    for row in labels:
         if row.because_ns and abs(sum(row.because_ns.values()) - row.exposed_ns) > 1000:
             bad.append(f"{row.label}: causes do not add up to its exposed time")
-    schedule = view.schedule
-    if schedule is not None and schedule.gap is not None:
-        parts = sum(rung.ns for rung in schedule.gap if rung.kind != "total")
-        if abs(parts - (schedule.head.measured_ns - schedule.head.ideal_ns)) > len(schedule.gap):
+    schedule = analysis.schedule
+    rungs = None if schedule is None else gap_rungs(schedule)
+    if rungs is not None:
+        parts = sum(rung.ns for rung in rungs if rung.kind != "total")
+        if abs(parts - (schedule.head.measured_ns - schedule.head.ideal_ns)) > len(rungs):
             bad.append("the parts of the gap do not add up to it")
-    if schedule is not None and (schedule.gap is None) != (schedule.gap_note is not None):
+    if schedule is not None and not gap_table(schedule).notes[0]:
         bad.append("a gap is neither split nor said not to be")
-    texts = [*first_sentences(view), *map(finding_line, view.findings)]
-    shown = {row.label for row in view.labels}
+    findings = main_findings(analysis)
+    texts = [*first_sentences(analysis), *map(finding_line, findings)]
+    shown = {row.label for row in labels}
     named = {
         label
         for text in texts
@@ -101,32 +104,31 @@ def contradictions(analysis):
         range(analysis.world_size or 0)
     )
     bad += [f"rank {rank} is named and not in the run" for rank in ranks - expected_ranks]
-    advice = " ".join(map(finding_line, view.findings))
-    schedule = analysis.schedule
-    hint = "" if view.what_if_hint is None else view.what_if_hint.text
+    advice = " ".join(map(finding_line, findings))
+    hint = getattr(what_if_hint(analysis), "text", "")
     if schedule is not None and schedule.no_prediction_reason and "`--what-if`" in hint:
         bad.append("predictions are advertised that cannot be made")
     if not analysis.total.pipeline and any(
-        notice.code == "no-pipeline" for notice in view.warnings
+        notice.code == "no-pipeline" for notice in warnings_of(analysis)
     ):
         bad.append("a run without a pipeline is warned that it has none")
     return [
         *bad,
-        *_findings(analysis, view, advice),
+        *_findings(analysis, findings, advice),
         *_steps(analysis),
         *_prices(analysis),
-        *_wording(analysis, view),
-        *_outputs(analysis, view),
-        *_remarks(analysis, view),
+        *_wording(analysis),
+        *_outputs(analysis),
+        *_remarks(analysis),
         *_changes(analysis),
-        *_order_of_ranks(view),
+        *_order_of_ranks(analysis),
         *_savings(analysis),
         *_ranges(analysis),
         *_shares(json.loads(render_json(analysis)), "document"),
     ]
 
 
-def _findings(analysis, view, advice):
+def _findings(analysis, shown, advice):
     """Return findings that contradict each other or the run."""
     findings = analysis.findings
     one_sided = {
@@ -144,9 +146,11 @@ def _findings(analysis, view, advice):
     is_small = [finding.effect_share < MIN_SHARE_TO_SHOW for finding in findings]
     if is_small != sorted(is_small):
         yield "a finding under 1 % of the step stands before one that is not"
-    if view.findings != findings[: len(view.findings)]:
+    if shown != findings[: len(shown)]:
         yield "a finding has one number in the JSON and another one on the screen"
-    if any(finding.case == "ranks" for finding in findings) and "missing" not in view.ranks:
+    if any(finding.case == "ranks" for finding in findings) and "missing" not in describe_ranks(
+        analysis
+    ):
         yield "missing ranks are not in the first line"
 
 
@@ -217,10 +221,10 @@ def _shares(value, path):
             yield from _shares(each, f"{path}.{key}")
 
 
-def _wording(analysis, view):
+def _wording(analysis):
     """Return findings that one output states otherwise than another."""
     document = json.loads(render_json(analysis))["findings"]
-    for number, finding in enumerate(view.findings, start=1):
+    for number, finding in enumerate(main_findings(analysis), start=1):
         if document[number - 1]["saves_ns"] != finding.saves_ns:
             yield f"finding {number} has another saving in the JSON"
         if finding.saves_ns is None:
@@ -232,20 +236,20 @@ def _wording(analysis, view):
             yield f"finding {number} is a bound in one output and not in another"
 
 
-def _outputs(analysis, view):
+def _outputs(analysis):
     """Return what outputs say differently of a run's step and findings: terminal, page, Markdown, JSON, explanation."""
     document = json.loads(render_json(analysis))
     step = analysis.step
     named_ns = (document["step"]["time_ns"], document["step"]["free_ns"])
     if step.stated_ns is not None and step.stated_ns not in named_ns:
         yield "the step time that is shown is not in the JSON"
-    headline_text = headline(view).text
+    headline_text = headline(analysis).text
     is_plain = not analysis.role_results.iterations and not analysis.step_kinds
     if is_plain and step.stated_ns is not None and short_ms(step.stated_ns) not in headline_text:
         yield f"the first line states another step time: {headline_text}"
-    terminal_text = _plain("\n".join(line.plain for line in first_screen(view, 400)))
+    terminal_text = _plain("\n".join(line.plain for line in first_screen(analysis, 400)))
     markdown_text = _plain(render_markdown(analysis))
-    for number, finding in enumerate(view.findings, start=1):
+    for number, finding in enumerate(main_findings(analysis), start=1):
         entry = document["findings"][number - 1]
         if (entry["text"], entry["ranks"], entry["steps"]) != (
             finding.text,
@@ -271,10 +275,10 @@ def _outputs(analysis, view):
             yield f"finding {number} has other words in its explanation"
 
 
-def _remarks(analysis, view):
+def _remarks(analysis):
     """Return findings whose saving, or what is to be known about it, not every output states."""
     markdown_text = _plain(render_markdown(analysis))
-    for item in finding_items(view):
+    for item in finding_items(analysis):
         number = item.number
         finding = item.finding
         explained = explain_finding(analysis, number)
@@ -330,12 +334,12 @@ def _combinations(analysis):
             yield f"{pair} save {together.saves_ns} together, and one of them {alone_ns}"
 
 
-def _order_of_ranks(view):
+def _order_of_ranks(analysis):
     """Return the tables whose rows are ranks in another order than that of their numbers."""
     tables = {
-        "idle": view.idle,
-        "memory": memory_table(view.analysis),
-        "experts": view.experts,
+        "idle": idle_table(analysis),
+        "memory": memory_table(analysis),
+        "experts": experts_table(analysis),
     }
     for name, table in tables.items():
         ranks = [row[0] for row in table.rows] if table is not None else []
@@ -564,9 +568,7 @@ def test_the_story_of_a_diff_fits_its_numbers(samples, before, after):
 
 @pytest.mark.parametrize("sample", ["1f1b", "overlapped", "router"])
 def test_what_if_is_advertised_only_where_it_predicts(samples, sample):
-    advertised = "`--what-if`" in getattr(
-        view_of(analysis_of(samples / sample)).what_if_hint, "text", ""
-    )
+    advertised = "`--what-if`" in getattr(what_if_hint(analysis_of(samples / sample)), "text", "")
     schedule = analysis_of(samples / sample, what_if=True).schedule
     rows = (
         []
@@ -633,7 +635,7 @@ def test_missing_ranks_are_in_the_first_line_of_the_shortest_output(samples, opt
 
 
 def test_another_schedule_is_compared_with_and_not_called_what_ran(samples):
-    schedule = view_of(analysis_of(samples / "1f1b", schedule="dualpipe")).schedule.comparison
+    schedule = analysis_of(samples / "1f1b", schedule="dualpipe").schedule
     assert (schedule.name, schedule.compared_with, schedule.exact) == ("1f1b", "dualpipe", True)
     document = analysis_of(samples / "1f1b", schedule="dualpipe").to_dict()["schedule"]
     assert (document["name"], document["compared_with"]) == ("1f1b", "dualpipe")

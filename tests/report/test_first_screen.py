@@ -16,6 +16,7 @@ from tracekit._util.text import short_ms
 from tracekit.analysis.result import Rooms
 from tracekit.documents.analysis import Budget, Step, StepTime
 from tracekit.documents.findings import Finding
+from tracekit.errors import Notice
 from tracekit.record.answer import answer_of
 from tracekit.report import first_screen as content
 from tracekit.report.clock_words import badge_of
@@ -37,8 +38,8 @@ from tracekit.report.notices import NoticeLine
 from tracekit.report.terminal.analysis import render
 from tracekit.report.terminal.first_screen import first_screen, headline, saving
 from tracekit.report.terminal.screen import Screen
-from tracekit.report.view import view_of
 from tracekit.rooms import all_kinds
+from tracekit.schema import Source
 
 MS = 1_000_000
 RUNS = ("slow-ddp", "1f1b", "megatron-moe", "rl", "reload", "rates")
@@ -135,30 +136,36 @@ def view(**values):
         budget_ns=Budget(span_ns=100 * MS, compute_ns=100 * MS, exposed_ns={}, idle=0),
     )
     kernels = pl.DataFrame(schema={"label": pl.String, "module": pl.String, "ns": pl.Float64})
-    analysis = SimpleNamespace(
-        step=step,
-        total=SimpleNamespace(idle_known=True),
-        role_results=SimpleNamespace(iterations=(), roles=()),
-        step_kinds=(),
-        rooms=Rooms(),
-        notices=(),
-        rank_results=[0],
-        clocks=SimpleNamespace(residual_ns=None),
-        schedule=None,
-        tables={
-            "kernels": kernels,
-            "operators": pl.DataFrame(schema=OPERATOR_TIMES),
-            **values.pop("tables", {}),
-        },
-    )
-    for name in list(values):
-        if hasattr(analysis, name) and name != "clocks":
-            setattr(analysis, name, values.pop(name))
+    findings = tuple(values.pop("findings", ()))
+    warnings = values.pop("warnings", ())
+    devices = values.pop("devices", ())
+    name = values.pop("run_name", "run")
+    tables = {
+        "kernels": kernels,
+        "operators": pl.DataFrame(schema=OPERATOR_TIMES),
+        "host_time": pl.DataFrame(),
+        **values.pop("tables", {}),
+    }
+    span = SimpleNamespace(budget=SimpleNamespace(span_ns=1))
     facts = {
-        "run_name": "run", "ranks": "1 rank", "devices": (), "role_findings": (),
-        "findings": (), "not_wrong": "", "warnings": (), "clocks": None,
-    }  # fmt: skip
-    return SimpleNamespace(analysis=analysis, **{**facts, **values})
+        "step": step,
+        "total": SimpleNamespace(idle_known=True, pipeline=True),
+        "role_results": SimpleNamespace(iterations=(), roles=()),
+        "step_kinds": (),
+        "rooms": Rooms(),
+        "notices": tuple(
+            Notice(line.code, line.message, severity=line.severity) for line in warnings
+        ),
+        "rank_results": [SimpleNamespace(rank=0, whole=span)],
+        "world_size": None,
+        "clocks": SimpleNamespace(residual_ns=None),
+        "schedule": None,
+        "paths": (name,) if name else ("a/x", "b/y"),
+        "sources": [Source("rank0.json", "kineto", 0, "content", devices=devices)],
+        "document": SimpleNamespace(findings=findings),
+        "tables": tables,
+    }
+    return SimpleNamespace(**{**facts, **values})
 
 
 def first_line(shown, width=80):
@@ -202,7 +209,7 @@ def test_a_run_that_mostly_computes_shows_which_part_of_the_model_does(compute, 
     budget = Budget(
         span_ns=100 * MS, compute_ns=compute * MS, exposed_ns={}, idle=(100 - compute) * MS
     )
-    shown.analysis.step = Step.of(100 * MS, budget_ns=budget)
+    shown.step = Step.of(100 * MS, budget_ns=budget)
     text = "the GPU computes for 81.0 of 100 ms: mlp 60 %, attention 38 %, norm 2 %"
     assert what_computes(shown) == (text if is_split else "")
 
@@ -225,7 +232,7 @@ def test_times_that_compare_ranks_have_as_many_digits_as_clocks_allow(error_ms, 
     """Up to 1 % of the step of 100 ms, three digits."""
     residual_ns = None if error_ms is None else round(error_ms * MS)
     shown = view(rank_results=[0, 1])
-    shown.analysis.clocks = SimpleNamespace(residual_ns=residual_ns)
+    shown.clocks = SimpleNamespace(residual_ns=residual_ns)
     assert significant_digits(shown) == digits
 
 
@@ -236,7 +243,7 @@ def test_the_terminal_says_of_clocks_what_the_page_says(samples, run):
     assert re.fullmatch(
         r"clocks agree|(clocks within|ranks' clocks known to) [\d.]+ [mµ]s", of_the_page
     )
-    assert of_the_page in certainty(view_of(analysis))
+    assert of_the_page in certainty(analysis)
     assert of_the_page in " ".join(lines_of(analysis, 200))
     assert certainty(view()) == ["one step", "GPU not named: pass `--gpu`"]
 
@@ -262,7 +269,7 @@ def test_a_narrow_header_keeps_the_name_of_the_gpu_longer_than_what_the_reader_k
 
 
 def test_a_name_that_is_too_long_for_the_header_takes_no_steps_with_it():
-    named = view(run_name="worker0.1623143089861.pt.trace.json.gz", devices=("NVIDIA H200",))
+    named = view(run_name="worker_of_a_job_with_a_name_that_is_long", devices=("NVIDIA H200",))
     assert first_line(named, 50) == "1 rank · 1 step · H200 · 100 ms a step"
 
 
@@ -276,8 +283,8 @@ def test_a_name_that_is_too_long_for_the_header_takes_no_steps_with_it():
     ],
 )
 def test_a_long_name_of_a_gpu_is_cut_to_its_model_before_it_is_left_out(device, model):
-    ranks = "1 of 2 ranks (rank 0 missing)"
-    plain = first_line(view(devices=(device,), ranks=ranks), 58)
+    ranks = "1 of 2 ranks (rank 1 missing)"
+    plain = first_line(view(devices=(device,), world_size=2), 58)
     assert plain == " · ".join(filter(None, (ranks, model, "100 ms a step")))
 
 
@@ -311,8 +318,8 @@ def test_the_first_screen_heads_every_output(samples, run):
     render(analysis, Screen(file=out, width=400), full=True)
     page = html.unescape(re.sub(r"<[^>]*>", "", render_html(analysis)))
     texts = [out.getvalue(), render_markdown(analysis), page, "\n".join(answer_of(analysis).lines)]
-    facts = content.headline(view_of(analysis))
-    bar = content.bar(view_of(analysis))
+    facts = content.headline(analysis)
+    bar = content.bar(analysis)
     first = analysis.findings[0].text
     for text in texts:
         plain = text.replace("\N{NO-BREAK SPACE}", " ").replace("\\", "")
@@ -325,7 +332,7 @@ def test_the_bar_and_its_shares_are_of_the_step_without_the_profiler():
     shown = view()
     free = Budget(span_ns=15 * MS, compute_ns=14 * MS, exposed_ns={}, idle=MS)
     recorded = Budget(span_ns=23 * MS, compute_ns=14 * MS, exposed_ns={}, idle=9 * MS)
-    shown.analysis.step = Step.of(
+    shown.step = Step.of(
         23 * MS,
         budget_ns=recorded,
         free_ns=15 * MS,
@@ -342,7 +349,7 @@ def test_the_bar_and_its_shares_are_of_the_step_without_the_profiler():
 def test_a_step_that_was_timed_is_no_estimate():
     shown = view()
     budget = Budget(span_ns=15 * MS, compute_ns=15 * MS, exposed_ns={}, idle=0)
-    shown.analysis.step = Step.of(
+    shown.step = Step.of(
         23 * MS, budget_ns=budget, free_ns=15 * MS, free_from="timed", free_budget_ns=budget
     )
     text = " ".join(line.plain for line in first_screen(shown, 100))
@@ -391,7 +398,7 @@ def test_a_faster_host_may_save_more_than_idle_because_transfers_get_shorter():
     for saves_ms, is_said in ((11, True), (10, False)):
         late = Finding(code="launch_bound", cost_ns=10 * MS, share=0.1, saves_ns=saves_ms * MS)
         shown = view(findings=(late,))
-        shown.analysis.step = Step.of(100 * MS, budget_ns=budget)
+        shown.step = Step.of(100 * MS, budget_ns=budget)
         assert (words in " ".join(line.plain for line in first_screen(shown, 200))) is is_said
 
 
@@ -403,7 +410,7 @@ def test_phases_of_an_rl_loop_have_signs_of_their_own(samples):
 def test_a_profiler_that_adds_less_than_a_twentieth_is_not_mentioned():
     shown = view()
     budget = Budget(span_ns=104 * MS, compute_ns=100 * MS, exposed_ns={}, idle=4 * MS)
-    shown.analysis.step = Step.of(
+    shown.step = Step.of(
         104 * MS, budget_ns=budget, free_ns=100 * MS, free_range_ns=(98 * MS, 104 * MS)
     )
     text = " ".join(line.plain for line in first_screen(shown, 100))
@@ -416,7 +423,7 @@ def test_a_profiler_that_adds_less_than_a_twentieth_is_not_mentioned():
 )
 def test_without_marks_of_steps_savings_are_of_the_recording(is_marked, words):
     shown = view(findings=(finding(0.5),))
-    shown.analysis.step = Step.of(100 * MS, marked=is_marked)
+    shown.step = Step.of(100 * MS, marked=is_marked)
     heading = next(line.plain for line in first_screen(shown, 120) if "What to do" in line.plain)
     assert words in heading
 

@@ -16,9 +16,13 @@ from tracekit.documents.analysis import HostActivity
 from tracekit.report.html.charts import PageClock, timeline_data
 from tracekit.report.html.page import render_html
 from tracekit.report.markdown import render_markdown
+from tracekit.report.sections import CORE_SECTIONS
+from tracekit.report.sections.copies import copy_table
+from tracekit.report.sections.idle import host_activity_table
+from tracekit.report.sections.places import by_table
+from tracekit.report.sections.rates import communication_table, products_table
+from tracekit.report.table import Table
 from tracekit.report.terminal.analysis import render
-from tracekit.report.view import view_of
-from tracekit.report.view.idle import host_activity_table
 
 pytestmark = pytest.mark.slow
 
@@ -29,8 +33,15 @@ SHARED = {
     "products": ("router", {}),
     "idle": ("1f1b", {}),
     "hiding": ("1f1b", {}),
-    "reload_lanes": ("reload", {}),
+    "reload": ("reload", {}),
 }
+CLASSES = {
+    **dict.fromkeys(("word", "label", "name"), ' class="word"'),
+}
+
+
+def find(section_id):
+    return next(section for section in CORE_SECTIONS if section.id == section_id)
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +59,13 @@ def text_of(analysis, width):
 def test_every_column_is_in_a_wide_terminal_and_on_the_page(run, table):
     name, options = SHARED[table]
     analysis = run(name, **options)
-    view = view_of(analysis)
-    shown = view.reload.lanes if table == "reload_lanes" else getattr(view, table)
+    (shown,) = (block for block in find(table).blocks(analysis) if isinstance(block, Table))
     page, text = render_html(analysis), text_of(analysis, 200)
     heads = next(line for line in text.splitlines() if line.split()[: 1] == shown.columns[0].heading.split()[:1]
                  and all(column.heading in line for column in shown.columns))  # fmt: skip
     assert heads
     top = "".join(
-        f'<th scope="col"{" class=" + chr(34) + "word" + chr(34) if column.words else ""}>{column.name}</th>'
+        f'<th scope="col"{CLASSES.get(column.kind, "")}>{column.name}</th>'
         for column in shown.columns
     )
     assert top in re.sub(r">\s+<", "><", page)
@@ -72,7 +82,7 @@ def test_copies_say_how_much_of_the_link_they_use_everywhere(run):
 
 def test_experts_say_what_they_compute_everywhere(run):
     analysis = run("router")
-    page = render_html(analysis).split("<h3>Experts</h3>")[1].split("</section>")[0]
+    page = render_html(analysis).split('<h3 id="experts">')[1].split("</section>")[0]
     markdown = render_markdown(analysis).split("### Experts")[1].split("###")[0]
     for text in (page, markdown, text_of(analysis, 80)):
         assert "of mean time" in text
@@ -83,7 +93,7 @@ def test_experts_say_what_they_compute_everywhere(run):
 def test_rows_that_were_asked_for_are_in_the_markdown(run):
     by = run("layers", by="layer")
     table = render_markdown(by).split("### By layer")[1].split("\n###")[0]
-    rows = view_of(by).by.rows
+    rows = by_table(by).rows
     assert all(f"| {row[0]} |" in table for row in rows[:10])
     assert "every busy nanosecond in one row" in table
 
@@ -122,7 +132,7 @@ def test_what_the_host_hardly_did_has_no_row(run, share, shown):
 
 
 def test_an_operation_is_named_once(run):
-    assert view_of(run("reload")).communication.rows[0][0] == "broadcast × 4 (group 1)"
+    assert communication_table(run("reload")).rows[0][0] == "broadcast × 4 (group 1)"
 
 
 @pytest.mark.parametrize("width", [80, 120, 160])
@@ -142,26 +152,26 @@ def test_no_table_is_broader_than_the_terminal_and_no_label_is_cut(run, width):
 def test_bandwidths_that_no_link_or_memory_has_are_marked(run):
     analysis = run("router")
     rates = analysis.rates
-    assert not any("not plausible" in note for note in view_of(analysis).communication.notes)
+    assert not any("not plausible" in note for note in communication_table(analysis).notes)
     # An H200's memory moves 4,800 GB/s.
     fast = rates.communication.with_columns(algorithm_gb_s=pl.lit(9000.0))
     marked = replace(analysis, rates=structs.replace(rates, communication=fast))
     assert any(
         "not plausible" in note and "9,000 GB/s" in note
-        for note in view_of(marked).communication.notes
+        for note in communication_table(marked).notes
     )
 
 
 def test_copies_faster_than_their_link_are_marked(run):
     analysis = run("reload")
-    assert not any("faster than that link" in note for note in view_of(analysis).copies.notes)
+    assert not any("faster than that link" in note for note in copy_table(analysis).notes)
     table = analysis.tables["copies"].with_columns(link_gb_s=pl.lit(0.1))
     marked = replace(analysis, tables={**analysis.tables, "copies": table})
-    assert any("faster than that link" in note for note in view_of(marked).copies.notes)
+    assert any("faster than that link" in note for note in copy_table(marked).notes)
 
 
 def test_shares_of_peak_say_which_peak(run):
     assert (
         "peak of NVIDIA H200 with 32 of its 132 multiprocessors"
-        in view_of(run("router")).products.notes[0]
+        in products_table(run("router")).notes[0]
     )

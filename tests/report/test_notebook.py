@@ -20,7 +20,7 @@ def shown_text(page):
 def test_a_run_shows_the_first_screen_of_the_terminal(samples):
     analysis = analysis_of(samples / "1f1b")
     text = shown_text(analysis._repr_html_())
-    terminal_lines = [line.plain for line in first_screen(analysis.view, NOTEBOOK_WIDTH)]
+    terminal_lines = [line.plain for line in first_screen(analysis, NOTEBOOK_WIDTH)]
     *first_lines, more = terminal_lines
     assert more.strip().startswith("more: --full")
     assert [line for line in first_lines if line.rstrip() not in text] == []

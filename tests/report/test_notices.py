@@ -16,7 +16,7 @@ from tracekit.documents.analysis import Step, StepNotCommon
 from tracekit.errors import Notice
 from tracekit.findings.recording import is_about_unnamed_peers
 from tracekit.report.notices import notice_sentence, shorten_notices, telling_notices
-from tracekit.report.view import describe_ranks
+from tracekit.report.run_facts import describe_ranks
 from tracekit.schema import Source
 from tracekit.store.sources import missing_notice
 

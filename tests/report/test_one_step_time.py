@@ -22,7 +22,7 @@ from tracekit.report.html.page import render_html
 from tracekit.report.markdown import render_markdown
 from tracekit.report.step_words import free_step_words
 from tracekit.report.terminal.analysis import render as render_analysis
-from tracekit.report.view import view_of
+from tracekit.report.words import WORDS
 from tracekit.run.watch import WatchedRecording
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("measured_once")]
@@ -68,7 +68,7 @@ def printed(renderable) -> str:
 
 def test_texts_state_the_step_time(folder, analysis):
     """The one without the profiler, where that matters: the bar and its shares are of it."""
-    time = headline(view_of(analysis)).time
+    time = headline(analysis).time
     if not analysis.role_results.iterations:
         assert short_ms(analysis.step.stated_ns) in time
     assert time in plain(render_markdown(analysis))
@@ -125,8 +125,7 @@ def test_changes_are_predicted_from_the_step_time(folder):
 
 def test_what_the_schedule_span_is_stands_beside_it():
     analysis = analysis_of(SAMPLES / "1f1b")
-    view = view_of(analysis)
-    relation = plain(view.schedule.span_meaning)
+    relation = plain(WORDS.schedule_definitions["schedule span"])
     assert "Of the step it leaves out what runs outside cells" in relation
     screen = Console(width=200, record=True, file=io.StringIO())
     render_analysis(analysis, screen, full=True)

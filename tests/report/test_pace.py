@@ -12,9 +12,9 @@ from tests.kept import analysis_of
 from tracekit.analysis.result import RoleResults, Tables
 from tracekit.documents.analysis import Budget, Straggler, WaitCause
 from tracekit.documents.analysis import Evidence as WaitEvidence
+from tracekit.report.pace import Pace
+from tracekit.report.sections.stragglers import late_rank
 from tracekit.report.step_words import unusual_steps
-from tracekit.report.view.ranks import Pace
-from tracekit.report.view.stragglers import late_rank
 
 pytestmark = pytest.mark.slow
 

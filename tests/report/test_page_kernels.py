@@ -11,7 +11,7 @@ from tracekit import load
 from tracekit.classify import classify
 from tracekit.report.html.charts import PageClock
 from tracekit.report.html.page import render_html
-from tracekit.report.view import view_of
+from tracekit.report.sections.kernels import kernels
 from tracekit.run.analyze import analyze
 
 pytestmark = pytest.mark.slow
@@ -19,14 +19,14 @@ pytestmark = pytest.mark.slow
 
 def test_a_kernel_opens_and_closes_its_explanation(look, pages, analysed):
     page = look(pages("1f1b"))
-    view = view_of(analysed("1f1b"))
-    assert page.locator("[data-why]").count() == len(view.kernels) == 20
+    rows = kernels(analysed("1f1b"))
+    assert page.locator("#kernels [data-why]").count() == len(rows) == 20
     button, row = page.locator("[data-why='2']"), page.locator("#why-2")
     assert not row.is_visible()
     button.click()
     assert row.is_visible()
     assert button.get_attribute("aria-expanded") == "true"
-    text, kernel = row.inner_text().replace("\N{NO-BREAK SPACE}", " "), view.kernels[1]
+    text, kernel = row.inner_text().replace("\N{NO-BREAK SPACE}", " "), rows[1]
     assert kernel.name in text
     facts = dict(kernel.facts)
     assert facts["label"].startswith(f"{kernel.label}, module {kernel.module}: by rule ")
@@ -39,15 +39,13 @@ def test_a_kernel_opens_and_closes_its_explanation(look, pages, analysed):
 
 def test_where_a_kernel_ran_leads_to_its_longest_event_in_the_lanes(look, pages, analysed):
     analysis = analysed("1f1b")
-    kernel = view_of(analysis).kernels[1]
+    kernel = kernels(analysis)[1]
     page = look(pages("1f1b"))
     page.locator("[data-why='2']").click()
     page.locator("#why-2 [data-from]").nth(1).click()
     location = kernel.places[1]
-    assert page.evaluate("[...tracekit.timeline.state.ranks]") == [location["rank"]]
-    times = PageClock(analysis).moment_on(
-        location["rank"], location["start_ns"], location["end_ns"]
-    )
+    assert page.evaluate("[...tracekit.timeline.state.ranks]") == [location.rank]
+    times = PageClock(analysis).moment_on(location.rank, location.start_ns, location.end_ns)
     margin = (times[1] - times[0]) / 2
     assert page.evaluate("tracekit.timeline.chart.window()") == pytest.approx(
         [times[0] - margin, times[1] + margin], abs=0.001
@@ -57,7 +55,7 @@ def test_where_a_kernel_ran_leads_to_its_longest_event_in_the_lanes(look, pages,
 def test_places_and_rules_are_those_of_the_events(samples, analysed):
     """Counted again from the labelled events themselves."""
     events = classify(load(samples / "1f1b", ranks=[1]).rank(1).events)
-    kernel = view_of(analysed("1f1b")).kernels[1]
+    kernel = kernels(analysed("1f1b"))[1]
     own = events.filter(
         (pl.col("name") == kernel.name)
         & (pl.col("label") == kernel.label)
@@ -79,7 +77,7 @@ def test_a_rule_of_ones_own_and_no_rule_at_all_are_said(tmp_path, kernels_named)
     trace = kernels_named(["my_kernel", "mystery"])
     rules = tmp_path / "mine.toml"
     rules.write_text('[[rule]]\nname = "mine"\nlabel = "forward"\nwhen = { name = "^my_kernel" }\n')
-    facts = {row.name: dict(row.facts) for row in view_of(analyze(trace, rules=rules)).kernels}
+    facts = {row.name: dict(row.facts) for row in kernels(analyze(trace, rules=rules))}
     assert (
         facts["my_kernel"]["label"]
         == "forward: by rule mine (name evidence, mine rules), confidence 0.90"

@@ -7,8 +7,7 @@ import pytest
 from tests.findings.conftest import Recording
 from tests.kept import analysis_of
 from tracekit import analyze
-from tracekit.report.view import view_of
-from tracekit.report.view.rates import products_table
+from tracekit.report.sections.rates import products_table
 
 SIZE = 2048
 FLOP = 2 * SIZE**3
@@ -52,7 +51,7 @@ def test_utilisation_of_two_types_is_of_one_named_peak(products_of):
 
 def test_a_row_of_products_leads_to_the_kernels_of_its_label_and_module(samples):
     """The search travels with the row: nothing is read back from the text of its cells."""
-    table = view_of(analysis_of(samples / "1f1b")).products
+    table = products_table(analysis_of(samples / "1f1b"))
     searches = {row[0]: search for row, search in zip(table.rows, table.searches, strict=True)}
     assert searches["dgrad"] == "label:=dgrad"
     assert searches["dgrad mlp"] == 'label:=dgrad module:"=mlp"'

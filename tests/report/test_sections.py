@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 import re
-from pathlib import Path
-
-import pytest
 
 from tests.kept import analysis_of
 from tracekit.analysis.result import Rooms
-from tracekit.report import html, markdown
+from tracekit.report import markdown
 from tracekit.report.blocks import Sentence
 from tracekit.report.html import page as page_module
-from tracekit.report.sections import Section, sections_of
+from tracekit.report.section import (
+    Section,
+    page_tabs,
+    sections_of,
+    sections_to_show,
+    with_parts,
+)
 from tracekit.report.table import Column, Table
 from tracekit.report.terminal import analysis as terminal
 from tracekit.report.terminal.screen import Screen
@@ -22,40 +25,42 @@ from tracekit.rooms import all_sections
 
 SECTIONS = all_sections()
 IDS = [section.id for section in SECTIONS]
-TEMPLATES = Path(html.__file__).parent / "assets" / "sections"
 
 
 def test_every_section_is_declared_once():
     assert len(set(IDS)) == len(IDS)
 
 
-def test_what_is_part_of_a_section_is_part_of_one_that_the_page_shows():
+def test_what_is_part_of_a_section_is_part_of_one_that_is_declared():
     on_page = {section.id for section in sections_of(SECTIONS, "page")}
     for section in SECTIONS:
         assert section.part_of in on_page or not section.part_of
-        assert ("page" in section.media) == bool(section.name)
+        if "page" in section.media:
+            assert section.name or section.part_of
+        assert bool(section.tab) == bool(section.name)
 
 
-@pytest.mark.parametrize("module", [terminal, markdown])
-def test_a_text_report_draws_no_other_section_in_a_way_of_its_own(module):
-    medium = module.__name__.split(".")[2]
-    assert set(module.DRAWINGS) <= {section.id for section in sections_of(SECTIONS, medium)}
+def test_a_part_is_shown_with_what_it_is_a_part_of():
+    assert [section.id for section in with_parts(SECTIONS, "stragglers")] == [
+        "stragglers",
+        "imbalance",
+        "slowdown",
+    ]
+    names = sections_to_show(SECTIONS)
+    assert "rates" in names
+    assert "products" not in names
 
 
-def test_the_short_reports_draw_sections_of_the_terminal():
-    shown = {section.id for section in sections_of(SECTIONS, "terminal")}
-    assert {*terminal.SHORT_DRAWINGS, *terminal.BRIEF_DRAWINGS} <= shown
+def test_tabs_stand_in_the_order_of_the_sections():
+    assert page_tabs(SECTIONS, ["overlap", "stragglers", "steps"]) == [
+        ("Budget", ["overlap", "steps"]),
+        ("Critical path", ["stragglers"]),
+    ]
 
 
-def test_the_page_draws_no_other_section_in_a_way_of_its_own():
-    on_page = {section.id for section in sections_of(SECTIONS, "page")}
-    drawn = {path.name.removesuffix(".html.j2") for path in TEMPLATES.iterdir()}
-    assert drawn - on_page == {"lateness"}  # a part of stragglers
-
-
-def build_example(view):
+def build_example(analysis):
     table = Table((Column("rank", "rank"), Column("waited", "ms")), ((0, 1_500_000),))
-    return [Sentence(f"a run of {view.ranks}"), table, None]
+    return [Sentence(f"a run of {len(analysis.rank_results)} ranks"), table, None]
 
 
 def test_a_new_section_is_one_function_and_shows_up_in_every_medium(samples):

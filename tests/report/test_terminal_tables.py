@@ -9,19 +9,18 @@ import types
 import polars as pl
 import pytest
 from rich.console import Console
-from rich.text import Text
 
 from tests.kept import analysis_of
+from tracekit.report.sections.places import by_table
+from tracekit.report.sections.schedule import WhatIfRow, what_if_table
 from tracekit.report.table import Column, Table
-from tracekit.report.terminal.schedule import gantt, render_what_if
+from tracekit.report.terminal.schedule import gantt
 from tracekit.report.terminal.table import (
     MIN_NAME_LENGTH,
     MIN_NAME_LENGTH_WITH_ALL_COLUMNS,
     Note,
     render_table,
 )
-from tracekit.report.view.pipeline import WhatIfRow
-from tracekit.report.view.places import by_table
 from tracekit.report.words import short_kernel
 
 pytestmark = pytest.mark.slow
@@ -101,14 +100,6 @@ def test_names_stay_whole_as_long_as_there_are_columns_to_spare():
     assert shown_headings(table, length + 10) == ["name", "a", "b"]
 
 
-def test_cells_that_are_styled_already_are_printed_as_they_are():
-    table = Table(
-        (Column("label", "label"), Column("saves", "figure")),
-        (("forward", Text("  1.0", style="dim")),),
-    )
-    assert printed(render_table(table, 80), 80)[1] == "■ forward    1.0"
-
-
 def row(name, **more):
     return WhatIfRow(**({"change": "schedule", "name": name, "predicted_ns": 1_000_000_000} | more))
 
@@ -130,7 +121,7 @@ def test_what_if_at_80_columns_names_every_schedule_and_its_prediction():
         ),
         row("interleaved", virtual=2, ran=True, saves_ns=0),
     ]
-    text = printed(render_what_if(rows, 80), 80)
+    text = printed(render_table(what_if_table(rows), 80), 80)
     assert [line.split("  ")[0] for line in text[1:4]] == [
         "interleaved-overlap × 2",
         "interleaved-zb × 2",
@@ -140,7 +131,7 @@ def test_what_if_at_80_columns_names_every_schedule_and_its_prediction():
     assert text[2].endswith("−12.3")  # the head names the unit, the sign says slower
     assert "peak:" not in " ".join(text)  # a column that is not there needs no explanation
     assert "peak: micro-batches held" in " ".join(
-        printed(render_what_if([row("gpipe", peak_activations=8)], 80), 80)
+        printed(render_table(what_if_table([row("gpipe", peak_activations=8)]), 80), 80)
     )
 
 

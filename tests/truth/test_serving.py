@@ -10,7 +10,6 @@ import pytest
 
 from tracekit import analyze
 from tracekit.report.terminal.first_screen import first_screen
-from tracekit.report.view import view_of
 
 pytestmark = pytest.mark.slow
 
@@ -156,7 +155,7 @@ def test_work_from_before_the_recording_is_left_out_of_shares(corpus, name):
     for finding in analysis.findings:
         assert finding.share == pytest.approx(finding.cost_ns / known_ns, rel=0.001)
         assert finding.cost_ns <= known_ns
-    lines = [line.plain for line in first_screen(view_of(analysis), 100)]
+    lines = [line.plain for line in first_screen(analysis, 100)]
     shares = [int(share) for share in re.findall(r"(?:compute|idle) (\d+) %", lines[1])]
     assert sum(shares) == pytest.approx(100, abs=1)
     assert "not recorded +" in lines[1]

@@ -185,7 +185,6 @@ class Tools:
         """
         from tracekit.diffs.scalars import scalars
         from tracekit.report.first_screen import first_sentences
-        from tracekit.report.view import view_of
 
         analysis = self._analysis(path, schedule=_registered(schedule, "auto", "none"), steps=steps)
         handle = f"run{next(self._numbers)}:{Path(path).name}"
@@ -194,7 +193,7 @@ class Tools:
             del self._analyses[next(iter(self._analyses))]
         return {
             "handle": handle,
-            "answer": first_sentences(view_of(analysis)),
+            "answer": first_sentences(analysis),
             "step_ns": analysis.step.time_ns,
             "free_step_ns": analysis.step.free_ns,
             **_findings_page(analysis.findings, 0),

@@ -265,7 +265,7 @@ def chosen_sections(show: Sequence[str]) -> tuple[tuple[str, ...], bool]:
     """
     if not show:
         return (), False
-    from tracekit.report.sections import sections_to_show
+    from tracekit.report.section import sections_to_show
     from tracekit.rooms import all_sections
 
     available = sections_to_show(all_sections())

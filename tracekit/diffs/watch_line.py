@@ -9,9 +9,9 @@ from tracekit.diffs.runs import Run
 from tracekit.errors import InputError, Notice
 from tracekit.report.findings import finding_in_a_log, shown_findings
 from tracekit.report.notices import notice_sentence
+from tracekit.report.pace import Pace
+from tracekit.report.sections.stragglers import late_rank, late_rows
 from tracekit.report.step_words import free_step_words
-from tracekit.report.view.ranks import Pace
-from tracekit.report.view.stragglers import late_rank, late_rows
 from tracekit.run.watch import WatchedRecording
 
 

@@ -95,7 +95,6 @@ def contents_table(analysis: Analysis) -> Table | None:
         columns,
         rows,
         notes=_contents_notes(analysis),
-        caption="What fills each rank at its peak, in GB",
     )
 
 
@@ -177,7 +176,6 @@ def source_lines(contents: MemoryContents, *, rank: int | None) -> Table | None:
         columns,
         contents.lines[:MAX_LINES_IN_TABLE],
         notes=notes,
-        caption="The source lines that hold most",
     )
 
 
@@ -239,7 +237,6 @@ def memory_table(analysis: Analysis) -> Table | None:
         columns,
         rows,
         notes=_memory_notes(analysis, len(ranks)),
-        caption="The most each rank held, in GB",
     )
 
 

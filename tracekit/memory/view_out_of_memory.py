@@ -78,7 +78,6 @@ def account_table(failure: OutOfMemory) -> Table:
         cells,
         tuple(notes),
         totals=frozenset({len(cells) - 1}),
-        caption="Where the memory was when it ran out",
     )
 
 
@@ -100,7 +99,6 @@ def remedies_table(failure: OutOfMemory) -> Table | None:
         columns,
         failure.remedies[:MAX_REMEDIES_IN_TABLE],
         notes=notes,
-        caption="What would have made it fit",
     )
 
 

@@ -38,9 +38,8 @@ def answer_of(analysis: Analysis) -> Answer:
     """Return the answer that an analysis gives."""
     from tracekit.diffs.scalars import scalars
     from tracekit.report.first_screen import first_sentences
-    from tracekit.report.view import view_of
 
-    return Answer(first_sentences(view_of(analysis)), scalars(analysis))
+    return Answer(first_sentences(analysis), scalars(analysis))
 
 
 def answer_to(tables: Sequence[RankTables], folder: Path) -> Answer:

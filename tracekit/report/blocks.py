@@ -1,4 +1,4 @@
-"""Blocks: what a report consists of, without its looks. Each medium draws each kind of block in its own way."""
+"""Blocks: what a report consists of, without its looks. Each medium draws each kind of block with one function."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Literal
 import msgspec
 
 from tracekit._util.text import percent, short_ms
+from tracekit.analysis.combine.spread import Spread
 from tracekit.documents.findings import Finding
 from tracekit.documents.page import MemoryCharts
+from tracekit.pipeline.against_ideal import ScheduleComparison
 from tracekit.report.notices import NoticeLine
-from tracekit.report.table import Table
-
-PartKind = Literal[
-    "compute", "exposed", "exposed_copy", "phase", "weight_update", "idle", "unrecorded"
-]
+from tracekit.report.table import Bar, BarPart, PlacedValue, Table
 
 
 class Headline(msgspec.Struct, frozen=True):
@@ -34,20 +32,16 @@ class Headline(msgspec.Struct, frozen=True):
         return " · ".join(fact for fact in facts if fact)
 
 
-class BarPart(msgspec.Struct, frozen=True):
-    """One part of a bar."""
-
-    name: str
-    kind: PartKind
-    ns: int
-    colour: str
-
-
 class StepBar(msgspec.Struct, frozen=True):
     """A time and its parts; what no part covers is too short to be named."""
 
     parts: Sequence[BarPart]
     span_ns: int
+
+    @property
+    def bar(self) -> Bar:
+        """The parts alone."""
+        return Bar(self.parts, self.span_ns)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -64,7 +58,7 @@ class StepBar(msgspec.Struct, frozen=True):
         >>> StepBar(transfers, 10_000_000).words
         ('exposed: dp_comm 10 %, pp_comm 10 %',)
         """
-        recorded_ns = self.span_ns
+        recorded_ns: float = self.span_ns
         for part in self.parts:
             if part.kind == "unrecorded":
                 recorded_ns -= part.ns
@@ -89,8 +83,8 @@ class Sentence(msgspec.Struct, frozen=True):
     """A sentence without its full stop."""
 
     text: str
-    style: Literal["plain", "heading", "aside"] = "plain"
-    """``heading``: what the next blocks are; ``aside``: a remark on the blocks above."""
+    style: Literal["plain", "heading", "aside", "fact"] = "plain"
+    """``heading``: what the next blocks are; ``aside``: a remark on the blocks above; ``fact``: facts, no sentence."""
     command: str = ""
     """A whole command to copy; empty if there is none."""
 
@@ -121,15 +115,110 @@ Line = Headline | StepBar | Sentence | FindingItem | Warnings
 """Blocks that are lines of text."""
 
 
+class FactList(msgspec.Struct, frozen=True):
+    """Names with what they are."""
+
+    rows: Sequence[tuple[str, str]]
+
+
+class Notices(msgspec.Struct, frozen=True):
+    """All warnings."""
+
+    lines: Sequence[NoticeLine]
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """Sentences of one kind, of which a medium shows as many as it has room for."""
+
+    lines: Sequence[str]
+
+
+class Folded(msgspec.Struct, frozen=True):
+    """Blocks that are shown on a click; a terminal shows them below their title."""
+
+    title: str
+    blocks: Sequence[Block]
+    is_open: bool = False
+
+
+class PipelineChart(msgspec.Struct, frozen=True):
+    """The cells of a pipeline as they ran, above its ideal."""
+
+    comparison: ScheduleComparison
+
+
+class MeshMap(msgspec.Struct, frozen=True):
+    """One figure of every rank, at its place in the mesh, coloured by how far it is from the median."""
+
+    spread: Spread
+
+
+class StepMap(msgspec.Struct, frozen=True):
+    """A time of each rank (rows) in each step (columns): only pages draw it."""
+
+    steps: Sequence[int | None]
+    rows: Sequence[tuple[int, Sequence[int | None]]]
+    """A rank, and its times in ns by step; None where one is not known."""
+    least_ns: int
+    """Time that is drawn faint."""
+    most_ns: int
+    what: str
+    """What a time is: ``busy`` or ``waited for``."""
+    note: str
+    """What it shows, and what is left out."""
+
+
+class Box(msgspec.Struct, frozen=True):
+    """A box from one time to another."""
+
+    start: float
+    end: float
+    colour: str
+    tip: str
+    text: str = ""
+    """Written into the box if it fits."""
+    top: float = 0.0
+    """Its edges within the row, as shares of the row's height."""
+    bottom: float = 1.0
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A row of boxes; time that no box covers is drawn as idle."""
+
+    name: str
+    boxes: list[Box]
+    begins_group: bool = False
+    """Whether it is farther from the row above."""
+
+
+class RowChart(msgspec.Struct, frozen=True):
+    """Rows of boxes on one time axis: only pages draw it."""
+
+    title: str
+    rows: Sequence[Row]
+    start_ns: float
+    end_ns: float
+    has_times: bool = True
+    """Whether they are times; else shares."""
+    marks: Sequence[int] = ()
+    """Times that get a line."""
+    legend: Sequence[tuple[str, str]] = ()
+    """Name and colour of each kind of box."""
+    heading: PlacedValue | None = None
+    """Its heading, and where the timeline has it."""
+
+
 class PageDrawing(msgspec.Struct, frozen=True):
-    """What the page alone draws, from data of its own; text leaves it out."""
+    """What a template of the page draws, with its script."""
 
     template: str
-    data: MemoryCharts
-    css: str
-    script: str
+    data: MemoryCharts | None = None
+    css: str = ""
+    script: str = ""
 
 
-TextBlock = Line | Table
+TextBlock = Line | Table | FactList | Notices | Listing | Folded | PipelineChart | MeshMap
 """Blocks that every medium draws."""
-Block = TextBlock | PageDrawing
+PageBlock = StepMap | RowChart | PageDrawing
+"""Blocks that only a page draws."""
+Block = TextBlock | PageBlock

@@ -12,6 +12,7 @@ from tracekit.documents.findings import Finding
 from tracekit.findings.collect import find
 from tracekit.findings.families import kind_of
 from tracekit.findings.kind import KINDS, is_bound
+from tracekit.report.blocks import FindingItem
 
 BOUND_WORDS = {"≤": "at most", "~": "about"}
 """Signs before what a finding saves, in words."""
@@ -101,6 +102,24 @@ def findings_of(analysis: Analysis) -> tuple[Finding, ...]:
     if analysis.document is not None:
         return analysis.document.findings
     return analysis.once(find)
+
+
+def main_findings(analysis: Analysis) -> tuple[Finding, ...]:
+    """Return what costs time, those with the largest saving first; small ones are left out."""
+    return shown_findings(findings_of(analysis))
+
+
+def role_findings(analysis: Analysis) -> tuple[Finding, ...]:
+    """Return the findings about iterations and weight updates, with which the list begins; empty for other runs."""
+    return tuple(finding for finding in main_findings(analysis) if kind_of(finding).of_iterations)
+
+
+def what_is_fine(analysis: Analysis) -> str:
+    """Return what costs nothing, in a few words; empty if that is not known."""
+    host_recorded = not analysis.tables["host_time"].is_empty()
+    return absent_costs(
+        findings_of(analysis), analysis.step.stated_budget, host_recorded=host_recorded
+    )
 
 
 def per_words(finding: Finding) -> str:
@@ -242,6 +261,29 @@ def remarks_on(finding: Finding, number: int, budget: Budget) -> str:
     """
     of_size = spread_over(finding) or beyond_cost(finding, budget)
     return "; ".join(filter(None, (of_size, shared_time(finding, number))))
+
+
+def finding_items(analysis: Analysis) -> list[FindingItem]:
+    """Return all findings with their numbers as blocks."""
+    items = []
+    advised: dict[str, int] = {}
+    for number, finding in enumerate(main_findings(analysis), start=1):
+        same_as = advised.setdefault(finding.advice, number)
+        items.append(
+            FindingItem(
+                number,
+                finding,
+                remarks_on(finding, number, analysis.step.stated_budget),
+                same_as=None if same_as == number else same_as,
+            )
+        )
+    return items
+
+
+def further_findings(analysis: Analysis) -> list[FindingItem]:
+    """Return the findings that the first screen leaves out."""
+    first = {number for number, _ in first_findings(main_findings(analysis))}
+    return [item for item in finding_items(analysis) if item.number not in first]
 
 
 def finding_in_a_log(finding: Finding) -> str:

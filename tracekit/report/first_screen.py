@@ -19,22 +19,25 @@ from tracekit.findings.families import kind_of
 from tracekit.metrics.process_phases import TRAIN, WEIGHT_SYNC
 from tracekit.pipeline.reconstruct.stalls import OTHER_COMMUNICATION
 from tracekit.report.blocks import (
-    BarPart,
     FindingItem,
     Headline,
     Line,
-    PartKind,
     Sentence,
     StepBar,
     Warnings,
 )
+from tracekit.report.clock_words import badge_of
 from tracekit.report.findings import (
     BOUND_WORDS,
     bound_sign,
     finding_in_a_log,
+    finding_items,
     first_findings,
-    remarks_on,
+    main_findings,
+    role_findings,
+    what_is_fine,
 )
+from tracekit.report.gap_words import warnings_of
 from tracekit.report.notices import telling_notices
 from tracekit.report.palette import (
     COMPUTE_COLOUR,
@@ -42,7 +45,9 @@ from tracekit.report.palette import (
     LABEL_COLOURS,
     UNRECORDED_COLOUR,
 )
+from tracekit.report.run_facts import describe_ranks, device_names, run_name
 from tracekit.report.sections import all_sections
+from tracekit.report.sections.operators import REST, compute_parts
 from tracekit.report.step_words import (
     kind_sentence,
     origin_of_free_step,
@@ -50,8 +55,7 @@ from tracekit.report.step_words import (
     unusual_steps,
     wide_range,
 )
-from tracekit.report.view import View
-from tracekit.report.view.operators import REST, compute_parts
+from tracekit.report.table import BarPart, PartKind
 from tracekit.report.words import WORDS
 from tracekit.schema import COPY_LABELS, GAP_CAUSES
 
@@ -78,37 +82,36 @@ MAX_END_DIFFERENCE_SHARE = 0.01
 up to which times that compare ranks have three digits."""
 
 
-def first_screen(view: View) -> list[Line]:
+def first_screen(analysis: Analysis) -> list[Line]:
     """Return the blocks of the first screen."""
     return [
-        headline(view),
-        bar(view),
-        *_about_step(view),
-        *_situation(view),
-        *_findings(view),
-        certainty_sentence(view),
-        *_warnings(view),
+        headline(analysis),
+        bar(analysis),
+        *_about_step(analysis),
+        *_situation(analysis),
+        *_findings(analysis),
+        certainty_sentence(analysis),
+        *_warnings(analysis),
     ]
 
 
-def brief_screen(view: View) -> list[Line]:
+def brief_screen(analysis: Analysis) -> list[Line]:
     """Return the beginning of the first screen, up to the first finding."""
-    blocks = first_screen(view)
+    blocks = first_screen(analysis)
     for number, block in enumerate(blocks, start=1):
         if isinstance(block, FindingItem) or block == Sentence(NOTHING_TO_GAIN, "heading"):
             return blocks[:number]
     return blocks
 
 
-def first_sentences(view: View) -> list[str]:
+def first_sentences(analysis: Analysis) -> list[str]:
     """Return the first screen as lines of plain text, for logs and programs.
 
     >>> from tracekit import analyze
-    >>> from tracekit.report.view import view_of
-    >>> first_sentences(view_of(analyze("sample_traces/reload", schedule="none")))[0]
+    >>> first_sentences(analyze("sample_traces/reload", schedule="none"))[0]
     'reload · 4 ranks · 1 step · H200 (32 of 132 SMs) · 105 ms a step'
     """
-    return [_plain_text(block) for block in first_screen(view)]
+    return [_plain_text(block) for block in first_screen(analysis)]
 
 
 def _plain_text(block: Line) -> str:
@@ -127,38 +130,15 @@ def _plain_text(block: Line) -> str:
             return f"{counted(len(block.warnings), 'warning')}: {first}"
 
 
-def _findings(view: View) -> Iterator[Line]:
+def _findings(analysis: Analysis) -> Iterator[Line]:
     """Yield what to do first, with its heading."""
-    findings = first_findings(view.findings)
+    findings = first_findings(main_findings(analysis))
     if not findings:
         yield Sentence(NOTHING_TO_GAIN, "heading")
         return
-    yield Sentence(_findings_heading(findings, view.analysis), "heading")
+    yield Sentence(_findings_heading(findings, analysis), "heading")
     numbers = {number for number, _ in findings}
-    yield from (item for item in finding_items(view) if item.number in numbers)
-
-
-def finding_items(view: View) -> list[FindingItem]:
-    """Return all findings with their numbers as blocks."""
-    items = []
-    advised: dict[str, int] = {}
-    for number, finding in enumerate(view.findings, start=1):
-        same_as = advised.setdefault(finding.advice, number)
-        items.append(
-            FindingItem(
-                number,
-                finding,
-                remarks_on(finding, number, view.analysis.step.stated_budget),
-                same_as=None if same_as == number else same_as,
-            )
-        )
-    return items
-
-
-def further_findings(view: View) -> list[FindingItem]:
-    """Return the findings that the first screen leaves out."""
-    first = {number for number, _ in first_findings(view.findings)}
-    return [item for item in finding_items(view) if item.number not in first]
+    yield from (item for item in finding_items(analysis) if item.number in numbers)
 
 
 def _findings_heading(findings: Sequence[tuple[int, Finding]], analysis: Analysis) -> str:
@@ -187,38 +167,41 @@ def _time_of_iterations(iterations: Sequence[Iteration]) -> str:
     return short_ms(sum(times_ns) / len(times_ns))
 
 
-def headline(view: View) -> Headline:
+def headline(analysis: Analysis) -> Headline:
     """Return what ran on what, and the step time."""
-    step = view.analysis.step
+    step = analysis.step
     unit = "a step" if step.marked else "in all (no step marks)"
     time_ns: float | None = step.stated_ns
     steps = counted(len(step.per_step), "step") if step.marked and step.per_step else ""
-    iterations = view.analysis.role_results.iterations
+    iterations = analysis.role_results.iterations
     time = f"{short_ms(time_ns)} {unit}" if time_ns is not None else "step time unknown"
     if iterations:
         steps = counted(len(iterations), "iteration")
         time = f"{_time_of_iterations(iterations)} an iteration"
     if step.profiler_ns and not iterations:
         time = f"{time} without the profiler"
-    if view.analysis.step_kinds:
-        time = times_of_kinds(view.analysis.step_kinds, step)
+    if analysis.step_kinds:
+        time = times_of_kinds(analysis.step_kinds, step)
     device = ""
-    if view.devices:
-        device = re.sub(MAKER_OF_GPU, "", view.devices[0]).replace("multiprocessors", "SMs")
-    return Headline(terminal(view.run_name), view.ranks, steps, terminal(device), time)
+    devices = device_names(analysis.sources)
+    if devices:
+        device = re.sub(MAKER_OF_GPU, "", devices[0]).replace("multiprocessors", "SMs")
+    return Headline(
+        terminal(run_name(analysis)), describe_ranks(analysis), steps, terminal(device), time
+    )
 
 
-def bar(view: View) -> StepBar:
+def bar(analysis: Analysis) -> StepBar:
     """Return the step and its parts.
 
     The bar is the step that the first line states: the one without the profiler where that is known.
     A run whose ranks have several processes has its iterations drawn, by phase.
     """
-    phases = _phase_times(view.analysis)
+    phases = _phase_times(analysis)
     if phases:
         return StepBar(_phase_parts(phases), round(sum(phases.values())))
-    budget = view.analysis.step.stated_budget
-    parts = budget_parts(budget, idle_known=view.analysis.total.idle_known)
+    budget = analysis.step.stated_budget
+    parts = budget_parts(budget, idle_known=analysis.total.idle_known)
     return StepBar(parts, budget.span_ns)
 
 
@@ -236,13 +219,13 @@ def _phase_times(analysis: Analysis) -> dict[str, float]:
     }
 
 
-def _about_step(view: View) -> Iterator[Sentence]:
+def _about_step(analysis: Analysis) -> Iterator[Sentence]:
     """Yield where the time of the step is from, and which steps stand out."""
-    step = view.analysis.step
+    step = analysis.step
     origin = origin_of_free_step(step)
-    if origin and not _phase_times(view.analysis):
+    if origin and not _phase_times(analysis):
         yield Sentence(origin)
-    if (step.unusual or step.in_turn_ns) and not view.analysis.step_kinds:
+    if (step.unusual or step.in_turn_ns) and not analysis.step_kinds:
         clock = "as recorded, " if step.profiler_ns else ""
         yield Sentence(f"{clock}{unusual_steps(step)}")
 
@@ -280,22 +263,22 @@ def _phase_parts(phases: Mapping[str, float]) -> list[BarPart]:
     return [part for part in parts if part.ns]
 
 
-def _situation(view: View) -> Iterator[Sentence]:
+def _situation(analysis: Analysis) -> Iterator[Sentence]:
     """Yield what is particular about a run: steps of a server, an RL loop, memory, the schedule of a pipeline."""
-    for kind in view.analysis.step_kinds:
+    for kind in analysis.step_kinds:
         yield Sentence(kind_sentence(kind))
-    if parts := what_computes(view):
+    if parts := what_computes(analysis):
         yield Sentence(parts)
-    for section in all_sections(view):
-        yield from (Sentence(text) for text in section.on_first_screen(view) if text)
-    schedule = view.analysis.schedule
+    for section in all_sections(analysis):
+        yield from (Sentence(text) for text in section.on_first_screen(analysis) if text)
+    schedule = analysis.schedule
     if schedule is None:
         return
     head = schedule.head
-    digits = significant_digits(view)
+    digits = significant_digits(analysis)
     measured = short_ms(head.measured_ns, digits)
     ideal = short_ms(head.ideal_ns, digits)
-    clock = " as recorded" if view.analysis.step.profiler_ns else ""
+    clock = " as recorded" if analysis.step.profiler_ns else ""
     profiler_ns = (schedule.gap_ns or {}).get("profiler", 0)
     if profiler_ns > 0:
         clock += f", {short_ms(profiler_ns, digits)} of it for the profiler"
@@ -307,10 +290,12 @@ def _situation(view: View) -> Iterator[Sentence]:
     for gap_cause, ns in (schedule.gap_ns or {}).items():
         if ns > 0 and gap_cause in GAP_CAUSES and gap_cause != "profiler":
             gap_ns[gap_cause] = ns
-    cause_is_first = any(kind_of(finding).section == "gap" for finding in view.findings[:1])
+    cause_is_first = any(
+        kind_of(finding).section == "gap" for finding in main_findings(analysis)[:1]
+    )
     if gap_ns and not cause_is_first:
         cause = max(gap_ns, key=lambda name: gap_ns[name])
-        labels = labels_of_cause(cause, view.analysis.step.stated_budget)
+        labels = labels_of_cause(cause, analysis.step.stated_budget)
         named = f", mostly {join_with_and(labels)}" if labels else ""
         lost = short_ms(gap_ns[cause], digits)
         facts += f"; most is lost to {GAP_CAUSES[cause]} ({lost}{named})"
@@ -332,46 +317,46 @@ def labels_of_cause(cause: str, budget: Budget) -> list[str]:
     return sorted(named, key=lambda label: -exposed_ns[label])
 
 
-def significant_digits(view: View) -> int:
+def significant_digits(analysis: Analysis) -> int:
     """Return with how many digits times that compare ranks are shown: two where clocks are not known well."""
-    return 3 if _operations_end_together(view) else 2
+    return 3 if _operations_end_together(analysis) else 2
 
 
-def what_computes(view: View) -> str:
+def what_computes(analysis: Analysis) -> str:
     """Return which parts of the model, or which operators of which phase, a run computes that mostly computes.
 
     Empty for others, and if it is unknown.
     """
-    budget = view.analysis.step.stated_budget
+    budget = analysis.step.stated_budget
     if (
-        view.analysis.role_results.roles
+        analysis.role_results.roles
         or budget.compute_ns < MIN_COMPUTE_SHARE_TO_SPLIT * budget.span_ns
     ):
         return ""
-    parts = compute_parts(view.analysis)
+    parts = compute_parts(analysis)
     if not parts:
         return ""
     compute = short_ms(budget.compute_ns).removesuffix(" ms")
     return f"the GPU computes for {compute} of {short_ms(budget.span_ns)}: {', '.join(parts)}"
 
 
-def certainty_sentence(view: View) -> Sentence:
+def certainty_sentence(analysis: Analysis) -> Sentence:
     """Return how sure the figures are, and what is not wrong."""
-    sure = f"how sure: {'; '.join(certainty(view))}"
-    if view.not_wrong and not view.role_findings:
-        sure += f"; fine: {view.not_wrong}"
+    sure = f"how sure: {'; '.join(certainty(analysis))}"
+    fine = what_is_fine(analysis)
+    if fine and not role_findings(analysis):
+        sure += f"; fine: {fine}"
     return Sentence(sure, "aside")
 
 
-def _warnings(view: View) -> list[Warnings]:
+def _warnings(analysis: Analysis) -> list[Warnings]:
     """Return the warnings that change a figure, as one block; empty if there are none."""
-    warnings = telling_notices(view.warnings)
+    warnings = telling_notices(warnings_of(analysis))
     return [Warnings(warnings)] if warnings else []
 
 
-def _operations_end_together(view: View) -> bool:
+def _operations_end_together(analysis: Analysis) -> bool:
     """Return whether operations of several ranks end at times so alike that three digits mean something."""
-    analysis = view.analysis
     error_ns = analysis.clocks.residual_ns
     if len(analysis.rank_results) < 2:
         return True
@@ -380,9 +365,8 @@ def _operations_end_together(view: View) -> bool:
     )
 
 
-def certainty(view: View) -> list[str]:
+def certainty(analysis: Analysis) -> list[str]:
     """Return what the figures rest on: how alike the steps are, how well clocks agree, and warnings."""
-    analysis = view.analysis
     usual = [each.time_ns for each in analysis.step.usual]
     iterations = analysis.role_results.iterations
     facts = []
@@ -401,13 +385,14 @@ def certainty(view: View) -> list[str]:
         facts.append("one step")
     if not iterations and (free_range := wide_range(analysis.step)):
         facts.append(free_range)
-    if view.clocks is not None:
-        facts.append(view.clocks.text)
+    clocks = badge_of(analysis)
+    if clocks is not None:
+        facts.append(clocks.text)
     for notice in analysis.notices:
         if notice.code == "sampled" and notice.values["case"] == "ranks":
             replayed = notice.values["replayed"]
             count = notice.values["count"]
             facts.append(f"savings from a replay of {replayed} ranks, chosen of {count:,}")
-    if not view.devices:
+    if not device_names(analysis.sources):
         facts.append("GPU not named: pass `--gpu`")
     return facts or ["no step marks"]

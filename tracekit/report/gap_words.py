@@ -7,6 +7,7 @@ from tracekit.analysis import Analysis
 from tracekit.analysis.combine.notices import without_pipeline_notices
 from tracekit.errors import Notice
 from tracekit.parsers.rank_numbers import missing_ranks
+from tracekit.report.notices import NoticeLine, shorten_notices
 
 MAX_MISSING_NAMED = 64
 """Missing ranks that are looked for to be named."""
@@ -17,6 +18,11 @@ def relevant_notices(analysis: Analysis) -> tuple[Notice, ...]:
     return (
         analysis.notices if analysis.total.pipeline else without_pipeline_notices(analysis.notices)
     )
+
+
+def warnings_of(analysis: Analysis) -> tuple[NoticeLine, ...]:
+    """Return the notices for a reader as lines."""
+    return tuple(shorten_notices(relevant_notices(analysis)))
 
 
 def missing_ranks_named(ranks: Sequence[int], world_size: int | None) -> str:

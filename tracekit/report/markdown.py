@@ -4,34 +4,42 @@ All text is escaped.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import singledispatch
 
 from msgspec.structs import replace
 
-from tracekit._util.text import counted, listing, ms, percent
+from tracekit._util.text import counted, listing
 from tracekit.analysis import Analysis
 from tracekit.documents.coding import known
 from tracekit.documents.diff import DiffDocument
 from tracekit.documents.gate import CheckResult, GateDocument
-from tracekit.report.blocks import FindingItem, Headline, Sentence, StepBar, TextBlock, Warnings
+from tracekit.report.blocks import (
+    FactList,
+    FindingItem,
+    Folded,
+    Headline,
+    Listing,
+    Notices,
+    Sentence,
+    StepBar,
+    TextBlock,
+    Warnings,
+)
 from tracekit.report.ci import finding_words, words
-from tracekit.report.findings import finding_line
-from tracekit.report.first_screen import first_screen, further_findings
-from tracekit.report.gap_words import relevant_notices
-from tracekit.report.notices import notice_sentence
-from tracekit.report.sections import CORE_SECTIONS, all_sections, find_section, sections_of
+from tracekit.report.findings import finding_line, further_findings
+from tracekit.report.first_screen import first_screen
+from tracekit.report.run_facts import device_names, source_paths
+from tracekit.report.section import section_words, sections_of, text_blocks
+from tracekit.report.sections import all_sections
 from tracekit.report.table import Column, Table, Value, make_table
-from tracekit.report.terminal.first_screen import BAR_LENGTH, draw_bar
+from tracekit.report.terminal.first_screen import BAR_LENGTH, step_bar
 from tracekit.report.text import (
     capitalize,
     keep_units_together,
     markdown,
     markdown_code,
-    signed_ms,
 )
-from tracekit.report.view import View, view_of
-from tracekit.report.view.budget import NOT_RECORDED
-from tracekit.report.view.pipeline import waterfall
 
 VERDICT_ICONS = {
     "pass": "✅",
@@ -44,8 +52,6 @@ MAX_VISIBLE_ROWS = 16
 """Rows of a table that are visible; the rest is folded."""
 MAX_NAME_LENGTH = 160
 """Characters of a kernel's name."""
-_NOT_EXPOSED = ("compute", "idle", NOT_RECORDED)
-"""Parts of a budget that are not exposed labels."""
 MAX_DIFF_ROWS = 15
 """Rows of a table of a diff."""
 MAX_GATE_ROWS = 8
@@ -69,6 +75,7 @@ def render_table(table: Table, *, fold: bool = True) -> str:
     <BLANKLINE>
     From the trace.
     """
+    table = with_parts_of_bars(table)
     visible = table.rows[:MAX_VISIBLE_ROWS] if fold else table.rows
     parts = [_lines(table, visible)] if table.rows else []
     rest = table.rows[len(visible) :]
@@ -76,6 +83,31 @@ def render_table(table: Table, *, fold: bool = True) -> str:
         parts.append(folded(counted(len(rest), "more row"), _lines(table, rest)))
     parts.extend(markdown(f"{capitalize(remark)}.") for remark in table.remarks())
     return "\n\n".join(parts)
+
+
+def with_parts_of_bars(table: Table) -> Table:
+    """Return a table whose bars are columns of their parts, in the place of those that sum them up.
+
+    Commands, which are there to be copied by a click, are left out.
+    """
+    bars = [i for i, column in enumerate(table.columns) if column.kind == "bar"]
+    if not any(column.kind in ("bar", "command", "histogram") for column in table.columns):
+        return table
+    has_sums = any(column.beside_bar for column in table.columns)
+    columns: list[Column] = []
+    values: list[list[Value]] = []  # by column
+    for i, column in enumerate(table.columns):
+        if i in bars and has_sums:
+            names = dict.fromkeys(name for row in table.rows for name in row[i].shares)
+            ends = ("idle", "not recorded")
+            for name in sorted(names, key=lambda name: name in ends):
+                columns.append(Column(name, "share"))
+                values.append([row[i].shares.get(name) for row in table.rows])
+        elif column.kind not in ("bar", "command", "histogram") and not column.beside_bar:
+            columns.append(column)
+            values.append([row[i] for row in table.rows])
+    rows = tuple(zip(*values, strict=True))
+    return replace(table, columns=tuple(columns), rows=rows)
 
 
 def _lines(table: Table, rows: Iterable[Sequence[Value]]) -> str:
@@ -100,7 +132,9 @@ def _cell(column: Column, value: Value) -> str:
     text = column.shown(value)
     if column.kind == "verdict":
         text = f"{VERDICT_ICONS[text]} {text}"
-    return markdown_code(text) if column.kind == "code" else markdown(text)
+    if column.kind == "code" and text:
+        return markdown_code(_clip(text, MAX_NAME_LENGTH))
+    return markdown(text)
 
 
 def bullets(lines: Iterable[object]) -> str:
@@ -120,13 +154,12 @@ def render_markdown(analysis: Analysis, show: Collection[str] = ()) -> str:
     >>> print(render_markdown(analyze("sample_traces/reload", schedule="none")).splitlines()[0])
     ## tracekit: reload · 4 ranks · 1 step · H200 (32 of 132 SMs) · 105 ms a step
     """
-    view = view_of(analysis, show)
     return _paragraphs(
         [
-            *map(draw_block, first_screen(view)),
-            _further_findings(view),
-            *_sections(view),
-            _source(view),
+            *map(draw_block, first_screen(analysis)),
+            _further_findings(analysis),
+            *_sections(analysis, show),
+            _source(analysis),
         ]
     )
 
@@ -136,40 +169,70 @@ def _paragraphs(parts: Iterable[str | None]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def draw_block(block: TextBlock) -> str:
-    """Return a block."""
-    match block:
-        case Headline():
-            return f"## tracekit: {markdown(block.text)}"
-        case StepBar():
-            return f"`{draw_bar(block, BAR_LENGTH).plain}` {markdown(' · '.join(block.words))}"
-        case Sentence():
-            return _sentence(block)
-        case FindingItem():
-            return _finding(block)
-        case Warnings():
-            return _first_warning(block)
-        case Table():
-            return render_table(block)
+@singledispatch
+def draw_block(block: TextBlock, *, fold: bool = True) -> str:
+    """Return a block; empty if it is a drawing. Rows of a long table are folded if *fold*."""
+    return ""
 
 
-def _sentence(sentence: Sentence) -> str:
-    text = _with_code(capitalize(sentence.text))
-    if sentence.style == "heading":
+@draw_block.register
+def _(block: Headline, *, fold: bool = True) -> str:
+    return f"## tracekit: {markdown(block.text)}"
+
+
+@draw_block.register
+def _(block: StepBar, *, fold: bool = True) -> str:
+    return f"`{step_bar(block, BAR_LENGTH).plain}` {markdown(' · '.join(block.words))}"
+
+
+@draw_block.register
+def _(block: Sentence, *, fold: bool = True) -> str:
+    if block.style == "fact":
+        return markdown(block.text)
+    text = _with_code(capitalize(block.text))
+    if block.style == "heading":
         return f"**{text}**"
-    return f"{text}." if sentence.style == "plain" else f"<sub>{text}</sub>"
+    return f"{text}." if block.style == "plain" else f"<sub>{text}</sub>"
 
 
-def _finding(item: FindingItem) -> str:
-    """Return a finding; its number is text: a list would count anew."""
-    line = capitalize(finding_line(item.finding, item.remarks))
-    return f"**{item.number}.** {_with_code(line)}"
+@draw_block.register
+def _(block: FindingItem, *, fold: bool = True) -> str:
+    # Its number is text: a list would count anew.
+    line = capitalize(finding_line(block.finding, block.remarks))
+    return f"**{block.number}.** {_with_code(line)}"
 
 
-def _first_warning(block: Warnings) -> str:
+@draw_block.register
+def _(block: Warnings, *, fold: bool = True) -> str:
     count = counted(len(block.warnings), "warning")
     first = "" if len(block.warnings) == 1 else ", first"
     return f"<sub>{count}{first}: {markdown(block.warnings[0].message)}</sub>"
+
+
+@draw_block.register
+def _(block: Table, *, fold: bool = True) -> str:
+    return render_table(block, fold=fold)
+
+
+@draw_block.register
+def _(block: FactList, *, fold: bool = True) -> str:
+    return render_table(Table((Column(""), Column("")), tuple(block.rows)), fold=fold)
+
+
+@draw_block.register
+def _(block: Notices, *, fold: bool = True) -> str:
+    return bullets(f"{line.code}: {line.message}" for line in block.lines)
+
+
+@draw_block.register
+def _(block: Listing, *, fold: bool = True) -> str:
+    return bullets(block.lines)
+
+
+@draw_block.register
+def _(block: Folded, *, fold: bool = True) -> str:
+    inside = "\n\n".join(filter(None, map(draw_block, text_blocks(block.blocks))))
+    return folded(markdown(capitalize(block.title)), inside) if inside else ""
 
 
 def _with_code(text: str) -> str:
@@ -177,144 +240,41 @@ def _with_code(text: str) -> str:
     return re.sub(r"\\`([^`]*)\\`", r"`\1`", markdown(text))
 
 
-def _further_findings(view: View) -> str:
+def _further_findings(analysis: Analysis) -> str:
     """Return the findings that the first screen does not show, folded; empty if there are none."""
-    further = further_findings(view)
+    further = further_findings(analysis)
     if not further:
         return ""
-    inside = "\n\n".join(_finding(item) for item in further)
+    inside = "\n\n".join(draw_block(item) for item in further)
     return folded(counted(len(further), "more finding"), inside)
 
 
-def _budget(view: View) -> str:
-    bars = [view.budget.mean, *view.budget.bars]
-    shares_of_bars = []  # by the name of the part
-    part_names: dict[str, None] = {}
-    for bar in bars:
-        shares = {part.name: part.share for part in bar.parts}
-        shares_of_bars.append(shares)
-        part_names |= dict.fromkeys(shares)
-    ordered_names = sorted(
-        part_names, key=lambda name: (name in _NOT_EXPOSED[1:], name != "compute")
-    )
-    columns = [Column(""), Column("span", "ms")]
-    for name in ordered_names:
-        columns.append(Column(name if name in _NOT_EXPOSED else f"exposed {name}", "share"))
-    if view.pipelined:
-        columns.append(Column("bubble", "figure"))
-    rows = []
-    for bar, shares in zip(bars, shares_of_bars, strict=True):
-        row = [bar.name, bar.span_ns, *[shares.get(name) for name in ordered_names]]
-        if view.pipelined:
-            row.append(bar.bubble)
-        rows.append(tuple(row))
-    if len(view.budget.bars) == 1:
-        del rows[0]  # the mean of one rank is that rank
-    steps = "steps" if view.steps else "step"
-    ranks = "each" if len(view.analysis.rank_results) > 1 else "the"
-    table = render_table(Table(tuple(columns), tuple(rows)))
-    return f"### Where the {steps} went\n\nShares of {ranks} rank's span.\n\n{table}"
+def _source(analysis: Analysis) -> str:
+    paths = listing(markdown(path) for path in source_paths(analysis))
+    named = device_names(analysis.sources)
+    devices = ", ".join(markdown(device) for device in named) or "no device named"
+    readers = "+".join(sorted({source.reader for source in analysis.sources}))
+    ranks = counted(len(analysis.rank_results), "rank")
+    return f"<sub>{ranks} · {markdown(readers)} · {devices} · {paths}</sub>"
 
 
-def _gap(view: View) -> str:
-    schedule = view.schedule
-    if schedule is None:
-        return ""
-    head = schedule.head
-    outside = {"ideal": percent(head.ideal_bubble), "measured": percent(head.measured_bubble)}
-    rungs = schedule.gap or waterfall(("ideal", head.ideal_ns), ("measured", head.measured_ns), ())
-    rows = []
-    for rung in rungs:
-        if rung.kind == "total":
-            rows.append((rung.name, ms(rung.ns), "", outside[rung.name]))
-        else:
-            rows.append((rung.name, signed_ms(rung.ns), percent(rung.share), ""))
-    columns = (
-        Column(""),
-        Column("time", "figure"),
-        Column("share of the gap", "figure"),
-        Column("outside cells", "figure"),
-    )
-    table = render_table(Table(columns, tuple(rows)), fold=False)
-    hint = f"\n\n{_with_code(view.what_if_hint.text)}" if view.what_if_hint else ""
-    meaning = f"Times are of the schedule span: {markdown(schedule.span_meaning)}."
-    return f"### From the ideal to the run ({markdown(schedule.comparison.name)})\n\n{table}\n\n{meaning}{hint}"
-
-
-def _reload(view: View) -> str:
-    if view.reload is None:
-        return ""
-    return _section("Weight reload", view.reload.facts)
-
-
-def _by(view: View) -> str:
-    if view.by is None:
-        return ""
-    notes = [view.by_meaning] if view.by.rows else []
-    return _section(view.by_title, replace(view.by, notes=(*notes, *view.by.notes)))
-
-
-def _section(title: str, table: Table | None) -> str:
-    return "" if table is None else f"### {markdown(title)}\n\n{render_table(table)}"
-
-
-def _kernels(view: View) -> str:
-    table = view.kernel_table
-    over = ", mean over ranks" if len(view.analysis.rank_results) > 1 else ""
-    return (
-        folded(f"The {len(view.kernels)} longest kernels{over}", render_table(table, fold=False))
-        if table
-        else ""
-    )
-
-
-def _operators(view: View) -> str:
-    table = view.operators
-    title = find_section(CORE_SECTIONS, "operators").title
-    return folded(title, render_table(table, fold=False)) if table else ""
-
-
-def _warnings(view: View) -> str:
-    if not view.warnings:
-        return ""
-    notices = relevant_notices(view.analysis)
-    return folded(
-        counted(len(notices), "warning"),
-        bullets(f"{notice.code}: {notice_sentence(notice)}" for notice in notices),
-    )
-
-
-def _source(view: View) -> str:
-    paths = listing(markdown(path) for path in view.paths)
-    devices = ", ".join(markdown(device) for device in view.devices) or "no device named"
-    ranks = counted(len(view.analysis.rank_results), "rank")
-    return f"<sub>{ranks} · {markdown(view.reader)} · {devices} · {paths}</sub>"
-
-
-DRAWINGS: Mapping[str, Callable[[View], str]] = {
-    "budget": _budget,
-    "beside": lambda view: _section(
-        find_section(CORE_SECTIONS, "beside").title,
-        None if view.matrix is None else view.matrix.table,
-    ),
-    "schedule": _gap,
-    "by": _by,
-    "reload": _reload,
-    "kernels": _kernels,
-    "operators": _operators,
-    "warnings": _warnings,
-}
-"""Sections that are more than their table, by id."""
-
-
-def _sections(view: View) -> Iterator[str]:
-    """Yield the sections, each drawn by a function of its own or block by block; empty if there is nothing to say."""
-    for section in sections_of(all_sections(view), "markdown"):
-        if section.id in DRAWINGS:
-            yield DRAWINGS[section.id](view)
-        elif blocks := section.text_blocks(view):
-            drawn = "\n\n".join(map(draw_block, blocks))
-            yield f"### {markdown(section.title)}\n\n{drawn}"
+def _sections(analysis: Analysis, show: Collection[str]) -> Iterator[str]:
+    """Yield the sections that have something to say."""
+    words = section_words(analysis)
+    for section in sections_of(all_sections(analysis), "markdown"):
+        if "markdown" in section.when_asked and not {section.id, section.part_of} & set(show):
+            continue
+        is_folded = "markdown" in section.folded
+        drawn = [draw_block(block, fold=not is_folded) for block in section.text_blocks(analysis)]
+        inside = "\n\n".join(filter(None, drawn))
+        if not inside:
+            continue
+        title = markdown(section.title.format_map(words))
+        if is_folded:
+            yield folded(title, inside)
+            continue
+        scope = capitalize(section.scope.format_map(words))
+        yield "\n\n".join(filter(None, (f"### {title}", scope and markdown(f"{scope}."), inside)))
 
 
 def render_diff(result: DiffDocument) -> str:
@@ -385,7 +345,8 @@ def render_gate(result: GateDocument, *, max_length: int = MAX_COMMENT_LENGTH) -
     visible.append(_gate_metrics(result))
     if result.waivers:
         columns = [Column(name) for name in ("metric", "status", "until", "reason")]
-        visible.append(_section("Waivers", make_table(columns, result.waivers)))
+        if (waivers := make_table(columns, result.waivers)) is not None:
+            visible.append(f"### Waivers\n\n{render_table(waivers)}")
     runs = words.compared_runs(result)
     footer = f"<sub>{markdown(_clip(runs, MAX_HEADLINE_LENGTH))}</sub>" if runs else ""
     parts = [*visible, *_gate_details(result), footer]

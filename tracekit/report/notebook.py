@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from functools import singledispatch
 
 from rich.console import RenderableType
 
@@ -14,52 +15,82 @@ from tracekit.documents.analysis import Budget, Figures
 from tracekit.documents.findings import Finding
 from tracekit.metrics.overlap import ratio
 from tracekit.metrics.step_time import summarize_steps
-from tracekit.report.blocks import Sentence, TextBlock
+from tracekit.report.blocks import FactList, Folded, Listing, Notices, Sentence, TextBlock
 from tracekit.report.findings import findings_of
-from tracekit.report.sections import all_sections, section_words, sections_of
+from tracekit.report.section import section_words, sections_of, text_blocks
+from tracekit.report.sections import all_sections
 from tracekit.report.table import Table
-from tracekit.report.terminal.first_screen import block_lines, first_screen, saving
+from tracekit.report.terminal.blocks import draw_block
+from tracekit.report.terminal.first_screen import first_screen, saving
 from tracekit.report.terminal.screen import Screen
 from tracekit.report.text import at_least, capitalize
-from tracekit.report.view import view_of
 
 NOTEBOOK_WIDTH = 100
 """Characters of a line."""
+DRAWN = ("bar", "histogram", "command")
+"""Kinds of columns that a table of a notebook leaves out."""
 _PREFORMATTED = '<pre style="line-height:1.3;white-space:pre-wrap">{code}</pre>'
 
 
 def analysis_html(analysis: Analysis) -> str:
     """Return the first screen of a run; all findings and a table of the ranks are folded below it."""
-    view = view_of(analysis)
-    parts = [screen_html(*first_screen(view, NOTEBOOK_WIDTH, options=()))]
+    parts = [screen_html(*first_screen(analysis, NOTEBOOK_WIDTH, options=()))]
     findings = findings_of(analysis)
     if findings:
         parts.append(_folded("All findings", findings_html(findings)))
     parts.append(_folded("Ranks", _rank_table(analysis)))
-    words = section_words(view)
-    for section in sections_of(all_sections(view), "terminal"):
-        if blocks := section.text_blocks(view):
+    words = section_words(analysis)
+    for section in sections_of(all_sections(analysis), "terminal"):
+        is_above = section.id == "findings"
+        if not is_above and (blocks := section.text_blocks(analysis)):
             parts.append(_folded(section.heading(words), "".join(map(block_html, blocks))))
     return "".join(parts)
 
 
+@singledispatch
 def block_html(block: TextBlock) -> str:
-    """Return a block of a section.
+    """Return a block of a section: tables and sentences as HTML, drawings as a terminal has them.
 
     >>> block_html(Sentence("it waits"))
     '<p>It waits.</p>'
     """
-    if isinstance(block, Table):
-        rows = []
-        for row in block.rows:
-            rows.append(
-                [column.shown(value) for column, value in zip(block.columns, row, strict=True)]
-            )
-        heads = [column.name for column in block.columns]
-        return html_table(block.caption, heads, rows, notes=block.remarks())
-    if isinstance(block, Sentence):
-        return f"<p>{html(capitalize(block.text))}.</p>"
-    return screen_html(*block_lines(block, NOTEBOOK_WIDTH))
+    drawn = draw_block(block, NOTEBOOK_WIDTH)
+    return "" if drawn is None else screen_html(drawn)
+
+
+@block_html.register
+def _(block: Table) -> str:
+    columns = [(i, column) for i, column in enumerate(block.columns) if column.kind not in DRAWN]
+    rows = [[column.shown(row[i]) for i, column in columns] for row in block.rows]
+    heads = [column.name for _, column in columns]
+    return html_table(block.caption, heads, rows, notes=block.remarks())
+
+
+@block_html.register
+def _(block: FactList) -> str:
+    return html_table("", [""] * 2, block.rows)
+
+
+@block_html.register
+def _(block: Notices) -> str:
+    return html_table("", (), (), notes=[line.message for line in block.lines])
+
+
+@block_html.register
+def _(block: Listing) -> str:
+    return html_table("", (), (), notes=block.lines)
+
+
+@block_html.register
+def _(block: Folded) -> str:
+    return _folded(block.title, "".join(map(block_html, text_blocks(block.blocks))))
+
+
+@block_html.register
+def _(block: Sentence) -> str:
+    if block.style == "fact":
+        return f"<p>{html(block.text)}</p>"
+    return f"<p>{html(capitalize(block.text))}.</p>"
 
 
 def findings_html(findings: Sequence[Finding]) -> str:

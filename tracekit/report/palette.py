@@ -22,6 +22,10 @@ IDLE_COLOUR = "#E8EBEE"
 UNRECORDED_COLOUR = "#C9CED4"
 COMPUTE_COLOUR = "#0072B2"
 """Compute of all labels together, in budgets."""
+MORE_COLOUR = LABEL_COLOURS["pp_comm"]
+LESS_COLOUR = LABEL_COLOURS["wgrad"]
+TOTAL_COLOUR = LABEL_COLOURS["memory"]
+"""Bars of a waterfall: longer, shorter, and the times at its ends."""
 MEMORY_COLOURS = {
     "weights": LABEL_COLOURS["optimizer"],
     "gradients": LABEL_COLOURS["wgrad"],

@@ -24,7 +24,14 @@ from tracekit.metrics.label_intervals import COMPUTE_SET
 from tracekit.pipeline.against_ideal import WhatIf
 from tracekit.pipeline.against_ideal.comparison import StepComparison
 from tracekit.report import figures
-from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS, mix_colours
+from tracekit.report.palette import (
+    IDLE_COLOUR,
+    LABEL_COLOURS,
+    LESS_COLOUR,
+    MORE_COLOUR,
+    TOTAL_COLOUR,
+    mix_colours,
+)
 from tracekit.report.schedule.layout import (
     LOWER,
     PART_EDGES,
@@ -35,10 +42,10 @@ from tracekit.report.schedule.layout import (
     layout_pipeline,
 )
 from tracekit.report.schedule.plot import MAX_LABELLED_BOXES, ROW_MARGIN, cell_handles, draw_grid
+from tracekit.report.sections.budget import RankBudget, budgets_of_ranks, mean_budget
+from tracekit.report.sections.overlap import hiding_matrix
+from tracekit.report.sections.schedule import Rung, gap_rungs
 from tracekit.report.text import signed_ms
-from tracekit.report.view import view_of
-from tracekit.report.view.budget import BudgetView
-from tracekit.report.view.pipeline import Rung
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS, LABELS
 
 __all__ = [
@@ -52,9 +59,6 @@ __all__ = [
     "timeline",
 ]
 
-MORE_COLOUR = LABEL_COLOURS["pp_comm"]
-LESS_COLOUR = LABEL_COLOURS["wgrad"]
-TOTAL_COLOUR = LABEL_COLOURS["memory"]
 MIN_BAR_SHARE_FOR_TEXT = 0.055
 """Width, as a share of the axes, from which a part of a bar shows its percentage."""
 Show = Literal["both", "measured", "ideal"]
@@ -95,16 +99,16 @@ def budget(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
 
     Shares are of the rank's own span.
     """
-    view = view_of(analysis).budget
-    bars = view.bars
-    longest_ms = max(bar.span_ns for bar in bars) / 1e6
+    bars = budgets_of_ranks(analysis)
+    mean = mean_budget(analysis)
+    longest_ms = max(bar.bar.whole_ns for bar in bars) / 1e6
     figure, axes = figures.figure_and_axes(
         ax, width=9, height=float(np.clip(0.34 * len(bars) + 1.5, 2.2, 14))
     )
     text_style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 8}
     for row, bar in enumerate(bars):
         left = 0.0
-        for part in bar.parts:
+        for part in bar.bar.parts:
             width = part.ns / 1e6
             axes.barh(
                 row,
@@ -116,7 +120,7 @@ def budget(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
                 linewidth=0.5,
             )
             if width / longest_ms > MIN_BAR_SHARE_FOR_TEXT:
-                text = percent(part.share, digits=0)
+                text = percent(part.ns, bar.bar.whole_ns, digits=0)
                 axes.text(
                     left + width / 2,
                     row,
@@ -128,22 +132,26 @@ def budget(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     axes.set_xlim(0, longest_ms)
     axes.set_ylim(len(bars) - 0.5, -0.5)
     step = max(1, -(-len(bars) // 32))
-    axes.set_yticks(range(0, len(bars), step), [bar.name for bar in bars[::step]])
+    axes.set_yticks(range(0, len(bars), step), [f"rank {bar.rank}" for bar in bars[::step]])
     figures.strip_axes(axes, x_label="time (ms) of the rank's span")
-    figures.draw_title(axes, "Where the time of each rank went", _budget_facts(analysis, view))
-    handles = [Patch(facecolor=colour, label=name) for name, colour in view.legend]
+    figures.draw_title(axes, "Where the time of each rank went", _budget_facts(analysis, bars))
+    handles = [
+        Patch(facecolor=part.colour, label=part.name)
+        for part in mean.bar.parts
+        if part.ns or part.kind == "idle"
+    ]
     figures.draw_legend(axes, handles, below_axes=ax is not None)
     return figure
 
 
-def _budget_facts(analysis: Analysis, view: BudgetView) -> str:
+def _budget_facts(analysis: Analysis, bars: Sequence[RankBudget]) -> str:
     total = analysis.total.budget
     facts = [f"mean: compute {percent(total.compute_ns / total.span_ns)} of the span"]
-    if view.mean.whole.bubble_fraction is not None:
-        facts.append(f"bubble {view.mean.bubble}")
-    if view.hidden_ranks:
+    if analysis.total.bubble_fraction is not None:
+        facts.append(f"bubble {mean_budget(analysis).bubble}")
+    if len(bars) < len(analysis.rank_results):
         facts.append(
-            f"{len(view.bars)} of {len(analysis.rank_results):,} ranks, from the least compute to the most"
+            f"{len(bars)} of {len(analysis.rank_results):,} ranks, those that differ most from the mean"
         )
     return " · ".join(facts)
 
@@ -153,7 +161,7 @@ def overlap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
 
     Compute labels may run at once, so a row can add up to more than 100 %.
     """
-    matrix = view_of(analysis).matrix
+    matrix = analysis.once(hiding_matrix)
     if matrix is None:
         return figures.message_figure(ax, "There is no communication or copy to hide.")
     columns = [*matrix.labels, "exposed"]
@@ -198,18 +206,19 @@ def gap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
 
     The parts sum to the gap.
     """
-    view = view_of(analysis).schedule
-    if view is None or not view.gap:
+    comparison = analysis.schedule
+    rungs = None if comparison is None else gap_rungs(comparison)
+    if comparison is None or rungs is None:
         reason = "Ranks are missing."
-        if view is None:
+        if comparison is None:
             reason = "No pipeline schedule was found in these traces."
         return figures.message_figure(ax, f"There is no gap to split. {reason}")
-    figure, axes = figures.figure_and_axes(ax, width=9, height=0.36 * len(view.gap) + 1.4)
-    _draw_waterfall(axes, view.gap)
-    ideal_ns = view.head.ideal_ns
-    measured_ns = view.head.measured_ns
+    figure, axes = figures.figure_and_axes(ax, width=9, height=0.36 * len(rungs) + 1.4)
+    _draw_waterfall(axes, rungs)
+    ideal_ns = comparison.head.ideal_ns
+    measured_ns = comparison.head.measured_ns
     more = f", {signed(100 * (measured_ns / ideal_ns - 1), 0)} %" if ideal_ns else ""
-    facts = f"{view.comparison.name}: {ms(ideal_ns)} ideal, {ms(measured_ns)} measured{more}"
+    facts = f"{comparison.name}: {ms(ideal_ns)} ideal, {ms(measured_ns)} measured{more}"
     figures.draw_title(axes, "From the ideal to the run", facts)
     return figure
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from tracekit._util.shapes import parse_list
+
 
 class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Words by code word; the comments in ``words.toml`` say what each table holds."""
@@ -64,3 +66,13 @@ def _without_parameters(name: str) -> str:
             is_call = i > 0 and (name[i - 1].isalnum() or name[i - 1] in "_>")
             return name[:i] if is_call else name
     return name
+
+
+def shape_words(shapes: str) -> str:
+    """Return the sizes of the first two operands of a product.
+
+    >>> shape_words("[[1024,2048],[2048,6144],[]]")
+    '1024×2048 · 2048×6144'
+    """
+    operands = [sizes for sizes in parse_list(shapes) if isinstance(sizes, list) and len(sizes) > 1]
+    return " · ".join("×".join(map(str, sizes)) for sizes in operands[:2])

@@ -16,9 +16,8 @@ from tracekit.documents.coding import HasDocument, to_plain
 from tracekit.documents.findings import Finding
 from tracekit.report.findings import findings_of
 from tracekit.report.notebook import NOTEBOOK_WIDTH, analysis_html, findings_html, screen_html
+from tracekit.report.sections.changed_steps import change_table
 from tracekit.report.terminal.table import render_table
-from tracekit.report.view import View, view_of
-from tracekit.report.view.changed_steps import change_table
 from tracekit.report.write import document_of
 from tracekit.results.write import write
 from tracekit.rooms import side_rooms
@@ -87,16 +86,6 @@ class AnalysisResult(Analysis, HasDocument):
     def findings(self) -> Findings:
         """What costs time, why, what to do and what it would save, those with the largest saving first."""
         return Findings(findings_of(self))
-
-    @property
-    def view(self) -> View:
-        """Its content as reports show it: tables, sentences, findings.
-
-        >>> from tracekit import analyze
-        >>> analyze("sample_traces/reload", schedule="none").view.ranks
-        '4 ranks'
-        """
-        return view_of(self)
 
     def to_document(self, *, show: Collection[str] = ()) -> AnalysisDocument:
         """Return the JSON document (``format: tracekit.analysis/2``).

@@ -8,8 +8,8 @@ from tracekit.analysis.result import Role, RoleResults
 from tracekit.documents.roles import WeightUpdate
 from tracekit.metrics.overlap import ratio
 from tracekit.report.gap_words import is_wait_bound
+from tracekit.report.sections.stragglers import late_rows, why_late
 from tracekit.report.table import Column, Table, make_table
-from tracekit.report.view.stragglers import late_rows, why_late
 from tracekit.report.words import WORDS
 
 MAX_UPDATES_SHOWN = 3

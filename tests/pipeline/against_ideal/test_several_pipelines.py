@@ -10,8 +10,7 @@ from msgspec import structs
 from tracekit import analyze
 from tracekit.errors import OptionError
 from tracekit.pipeline.schedules import generate
-from tracekit.report.view import view_of
-from tracekit.report.view.pipeline import describe_choice
+from tracekit.report.sections.schedule import describe_choice
 from tracekit.synthetic import Recipe
 from tracekit.synthetic.files import write_run
 
@@ -39,14 +38,14 @@ def test_the_slowest_is_shown(analysis):
     assert analysis.schedule.pipelines == ((0, 2), (1, 3))
     assert analysis.schedule.head.pipeline.ranks == (1, 3)
     assert not analysis.schedule.chosen
-    assert view_of(analysis).schedule.which == "pipeline 1 (of 0 and 1), the slowest"
+    assert describe_choice(analysis.schedule) == "pipeline 1 (of 0 and 1), the slowest"
 
 
 @pytest.mark.parametrize(("number", "ranks"), [(0, (0, 2)), (1, (1, 3))])
 def test_any_can_be_asked_for(folder, number, ranks):
     chosen = analyze(folder, pipeline=number)
     assert chosen.schedule.head.pipeline.ranks == ranks
-    assert view_of(chosen).schedule.which == f"pipeline {number} (of 0 and 1)"
+    assert describe_choice(chosen.schedule) == f"pipeline {number} (of 0 and 1)"
 
 
 def test_a_pipeline_that_is_not_there_is_refused(folder):

@@ -29,7 +29,7 @@ from tracekit.report.html.packed_columns import pack_columns, pack_intervals, pa
 from tracekit.report.html.source_paths import shorten_source_paths
 from tracekit.report.palette import LABEL_COLOURS
 from tracekit.report.schedule.layout import ScheduleLayout, layout_pipeline
-from tracekit.report.view.stragglers import stragglers
+from tracekit.report.sections.stragglers import stragglers
 from tracekit.report.words import WORDS
 from tracekit.schema import (
     COPY_LABELS,

@@ -1,63 +1,56 @@
 """HTML pages of an analysis and of a diff: each is one file that opens offline, with charts from packed data."""
 
-from collections.abc import Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 
 import msgspec
 
-from tracekit._util.text import counted
 from tracekit.analysis import Analysis
-from tracekit.analysis.combine.spread import FIGURES, Figure, Spread, by_rank
-from tracekit.documents.analysis import Figures
+from tracekit.analysis.combine.spread import Mesh, by_rank
 from tracekit.documents.diff import DiffDocument, Waterfall
 from tracekit.documents.page import DiffData, DiffSide, PageData, RankRemark, ScheduleChoice
-from tracekit.report.blocks import FindingItem, Headline, Line, PageDrawing, Sentence
-from tracekit.report.ci import finding_words, words
-from tracekit.report.first_screen import first_screen, further_findings
-from tracekit.report.html.charts import (
-    TIMELINE_LANES,
-    PageClock,
-    role_timelines,
-    schedule_data,
-    timeline_data,
+from tracekit.report.blocks import (
+    Block,
+    FindingItem,
+    Headline,
+    Line,
+    PageDrawing,
+    PipelineChart,
+    Sentence,
 )
-from tracekit.report.html.drawings import phase_drawing, update_drawings
+from tracekit.report.ci import finding_words, words
+from tracekit.report.clock_words import badge_of
+from tracekit.report.findings import further_findings, main_findings
+from tracekit.report.first_screen import first_screen
+from tracekit.report.html.charts import PageClock, role_timelines, schedule_data, timeline_data
 from tracekit.report.html.finding_links import section_of
 from tracekit.report.html.places import PathNames, busiest_rank, different_ranks, places_on_page
 from tracekit.report.html.templates import render_page
-from tracekit.report.sections import all_sections, page_headings, page_sections, page_tabs
-from tracekit.report.view import input_path, view_of
-from tracekit.report.view.changed_steps import changed_lanes
-from tracekit.report.view.pipeline import Rung, waterfall
-from tracekit.report.view.stragglers import UNKNOWN_CAUSE, StepMap
+from tracekit.report.run_facts import input_path, run_name, source_paths
+from tracekit.report.section import page_parts, page_sections, page_tabs, section_words
+from tracekit.report.sections import all_sections
+from tracekit.report.sections.ranks import spread_of_many
+from tracekit.report.sections.schedule import Rung, waterfall
 
 TIMELINE_SCRIPTS = tuple(
     f"{name}.js"
     for name in ("columns", "tracks", "chart", "events", "timeline", "details", "search", "tables")
 )
 """Scripts of every page with a timeline."""
-MAX_HEAT_ROWS = 64
-"""Ranks in the heat map of ranks and steps."""
 HEAT_MAP_COLUMNS = 64
-"""Columns of the heat map side by side; a broader mesh continues below."""
-MAX_DIFFERENT_RANKS = 20
-"""Ranks that differ from those they should be like which are listed."""
+"""Columns of the map of the mesh side by side; a broader mesh continues below."""
 MIN_CHANGE_SHARE = 0.02
 """Changes below this share of the whole difference are summed as smaller changes."""
 
 
 def render_html(analysis: Analysis, show: Collection[str] = ()) -> str:
-    """Return the page as text, with the drawings of changes if *show* asks for ``changes``.
+    """Return the page as text; *show* are the sections that options asked for.
 
     >>> from tracekit import analyze
     >>> page = render_html(analyze("sample_traces/reload"))
     >>> page.startswith("<!doctype html>"), "http://" in page.split("<main")[1]
     (True, False)
     """
-    view = view_of(analysis, show)
     clock = PageClock(analysis)
-    schedule = schedule_data(analysis)
-    choices = schedule.choices if schedule else []
     timelines = role_timelines(analysis, clock)
     ranks_of_roles: set[int] = set()
     left_out: list[str] = []
@@ -69,56 +62,119 @@ def render_html(analysis: Analysis, show: Collection[str] = ()) -> str:
         str(iteration.index): clock.moment(iteration.start_ns, iteration.end_ns)
         for iteration in analysis.role_results.iterations
     }
+    findings = main_findings(analysis)
     busiest = busiest_rank(analysis.schedule)
-    places = places_on_page(view.findings, clock, ranks, busiest=busiest)
-    facts, blocks = _arrange(first_screen(view))
-    paths = PathNames(analysis.paths or view.paths)
-    sections = all_sections(view)
-    blocks_of = {section.id: section.blocks(view) for section in page_sections(sections)}
-    drawings = []
-    for blocks_of_section in blocks_of.values():
-        drawings += [block for block in blocks_of_section if isinstance(block, PageDrawing)]
+    places = places_on_page(findings, clock, ranks, busiest=busiest)
+    facts, first_blocks = _arrange(first_screen(analysis))
+    paths = PathNames(analysis.paths or source_paths(analysis))
+    path = input_path(analysis)
+    drawn = drawn_sections(analysis, show, has_timeline=bool(ranks))
+    drawings = [
+        block for section in drawn for block in section.all_blocks if isinstance(block, PageDrawing)
+    ]
+    schedule = None
+    if any(isinstance(block, PipelineChart) for section in drawn for block in section.all_blocks):
+        schedule = schedule_data(analysis)
+    choices = schedule.choices if schedule else []
+    ids = [section.id for section in drawn]
+    picture = max(drawn, key=lambda section: section.picture, default=None)
     return render_page(
         "page.html.j2",
-        css=["page.css", *(drawing.css for drawing in drawings)],
-        scripts=[*TIMELINE_SCRIPTS, *(drawing.script for drawing in drawings), "page.js"],
+        css=["page.css", *(drawing.css for drawing in drawings if drawing.css)],
+        scripts=[
+            *TIMELINE_SCRIPTS,
+            *(drawing.script for drawing in drawings if drawing.script),
+            "page.js",
+        ],
         data=PageData(
             schedule,
             timelines,
-            path=view.input_path and paths.shorten(view.input_path),
+            path=path and paths.shorten(path),
             findings=places,
-            different=different_ranks(view.findings, view.fleet, busiest=busiest),
-            memory=next((drawing.data for drawing in drawings), None),
+            different=different_ranks(findings, analysis.once(spread_of_many), busiest=busiest),
+            memory=next((drawing.data for drawing in drawings if drawing.data), None),
         ),
-        v=view,
-        headings=page_headings(view),
-        section_ids=list(blocks_of),
-        blocks_of=blocks_of,
-        tabs=partial(page_tabs, sections),
-        places={finding.number: finding.places for finding in places},
+        title=run_name(analysis) or "run",
         facts=facts,
-        blocks=blocks,
-        further=further_findings(view),
+        clocks=badge_of(analysis),
+        tabs=page_tabs(all_sections(analysis), ids),
+        linked=["findings", *ids],
+        sections=drawn,
+        picture=picture if picture is not None and picture.picture else None,
+        places={finding.number: finding.places for finding in places},
+        blocks=first_blocks,
+        further=further_findings(analysis),
         section_of=section_of,
         shared=paths.shorten,
-        heat=heat_map(view.fleet),
-        changed_lanes=changed_lanes(analysis) if view.changes_asked else (),
-        unknown_cause=UNKNOWN_CAUSE,
-        step_heat=step_heat_map(analysis),
-        figure_titles=FIGURES,
-        max_different=MAX_DIFFERENT_RANKS,
+        paths=source_paths(analysis),
+        has_path=path is not None,
         lanes=ranks,
         left_out=left_out,
         clock=clock,
         iterations=iterations,
-        compute_labels=",".join(TIMELINE_LANES["compute"]),
-        phase_drawing=phase_drawing(analysis),
-        update_drawings=update_drawings(analysis, clock)
-        if blocks_of.get("weight-updates")
-        else None,
+        rank_count=len(analysis.rank_results),
         choices=len(choices),
         choice_name=_choice_name(choices),
+        mesh_bands=mesh_bands,
+        by_rank=by_rank,
     )
+
+
+class DrawnPart(msgspec.Struct, frozen=True):
+    """A section that a page shows within another."""
+
+    id: str
+    title: str
+    blocks: Sequence[Block]
+    is_folded: bool
+
+
+class DrawnSection(msgspec.Struct, frozen=True):
+    """A section of the page that has something to show."""
+
+    id: str
+    name: str
+    about: str
+    blocks: Sequence[Block]
+    parts: Sequence[DrawnPart]
+    is_folded: bool
+    picture: int
+
+    @property
+    def all_blocks(self) -> Sequence[Block]:
+        """Its blocks, and those of its parts."""
+        return [*self.blocks, *(block for part in self.parts for block in part.blocks)]
+
+
+def drawn_sections(
+    analysis: Analysis, show: Collection[str], *, has_timeline: bool
+) -> list[DrawnSection]:
+    """Return the sections that have something to show, with their parts."""
+    words = section_words(analysis)
+    sections = all_sections(analysis)
+    drawn = []
+    for section in page_sections(sections):
+        parts = []
+        for part in page_parts(sections, section.id):
+            is_asked = "page" not in part.when_asked or part.part_of in show
+            if is_asked and (blocks := part.blocks(analysis)):
+                title = part.title.format_map(words)
+                parts.append(DrawnPart(part.id, title, blocks, "page" in part.folded))
+        blocks = section.blocks(analysis)
+        is_empty_timeline = section.id == "timeline" and not has_timeline
+        if (blocks or parts) and not is_empty_timeline:
+            drawn.append(
+                DrawnSection(
+                    section.id,
+                    section.name.format_map(words),
+                    section.about.format_map(words),
+                    blocks,
+                    parts,
+                    is_folded="page" in section.folded,
+                    picture=section.picture,
+                )
+            )
+    return drawn
 
 
 class FirstBlocks(msgspec.Struct, frozen=True):
@@ -157,78 +213,20 @@ def _choice_name(choices: Sequence[ScheduleChoice]) -> str:
     return "Pipeline" if len(steps) < 2 else "Pipeline and step"
 
 
-def step_heat_map(analysis: Analysis) -> StepMap | None:
-    """Return the busy time of ranks by step; None for one rank, one step or unnumbered steps."""
-    ranks = analysis.rank_results[:MAX_HEAT_ROWS]
-    busy_ns: dict[tuple[int, int | None], int] = {}  # by rank and step
-    for rank in ranks:
-        for scope in rank.per_step:
-            busy_ns[rank.rank, scope.step] = _busy_without_waits_ns(scope)
-    all_steps = sorted({step for _, step in busy_ns if step is not None})
-    steps = all_steps[:HEAT_MAP_COLUMNS]
-    if len(ranks) < 2 or len(steps) < 2:
-        return None
-    rows = []
-    for rank in ranks:
-        rows.append((rank.rank, [busy_ns.get((rank.rank, step)) for step in steps]))
-    left_out = []
-    if len(ranks) < len(analysis.rank_results):
-        left_out.append(counted(len(analysis.rank_results) - len(ranks), "more rank"))
-    if len(steps) < len(all_steps):
-        left_out.append(counted(len(all_steps) - len(steps), "more step"))
-    notes = [f"Not shown: {' and '.join(left_out)}."] if left_out else []
-    return StepMap(
-        steps, rows, least_ns=min(busy_ns.values()), most_ns=max(busy_ns.values()), notes=notes
-    )
-
-
-def _busy_without_waits_ns(scope: Figures) -> int:
-    """Return how long a rank's GPU worked in a step, without the waits inside communication."""
-    wait_ns = 0
-    for ns in scope.wait_ns.values():
-        wait_ns += ns or 0
-    return scope.budget.span_ns - scope.budget.idle_ns - wait_ns
-
-
-class MeshMap(msgspec.Struct, frozen=True):
-    """Heat map of the ranks of a mesh."""
-
-    bands: Sequence[tuple[range, Sequence[tuple[str, Sequence[int | None]]]]]
-    """Columns that stand side by side, and the name and ranks of each row."""
-    figure: Figure
-    """The figure that colours the cells: bubble or idle."""
-    figures: Mapping[int, Mapping[str, float | None]]
-    """All figures of each rank."""
-    column: str
-    """What a column is: replica or rank."""
-    different: Collection[int]
-    """Ranks that differ from those they should be like."""
-
-
-def heat_map(spread: Spread | None) -> MeshMap | None:
-    """Return the heat map of the mesh.
-
-    None for runs of few ranks, which have a bar each, and without such a figure.
-    """
-    if spread is None or spread.heat is None:
-        return None
-    mesh = spread.mesh
-    bands = []
+def mesh_bands(
+    mesh: Mesh,
+) -> list[tuple[range, list[tuple[str, Sequence[int | None]]]]]:
+    """Return the columns of a mesh that stand side by side, with the name and ranks of each row."""
+    bands: list[tuple[range, list[tuple[str, Sequence[int | None]]]]] = []
     for start in range(0, mesh.width, HEAT_MAP_COLUMNS):
-        rows = []
+        rows: list[tuple[str, Sequence[int | None]]] = []
         column_count = 0
         for name, ranks in zip(mesh.rows, mesh.cells, strict=True):
             cells = ranks[start : start + HEAT_MAP_COLUMNS]
             rows.append((name, cells))
             column_count = max(column_count, len(cells))
         bands.append((range(start, start + column_count), rows))
-    return MeshMap(
-        bands,
-        figure=spread.heat,
-        figures=by_rank(spread),
-        column=mesh.column,
-        different={row.rank for row in spread.different},
-    )
+    return bands
 
 
 def render_diff(result: DiffDocument, *, analyses: tuple[Analysis, Analysis] | None = None) -> str:

@@ -3,7 +3,7 @@
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,19 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
 from tracekit._util.text import counted, ms, percent, short_ms, terminal_lines
+from tracekit.report.blocks import Row, RowChart
 from tracekit.report.html.finding_links import figure_of, search_of, share_words
 from tracekit.report.html.source_paths import shorten_source_paths
-from tracekit.report.palette import LABEL_COLOURS
-from tracekit.report.table import Table
-from tracekit.report.text import at_least, capitalize, keep_units_together, signed_ms
-from tracekit.report.view.stragglers import name_straggler, when_late, why_late
-from tracekit.report.words import WORDS, short_kernel
+from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
+from tracekit.report.table import Bar, BarPart, Table
+from tracekit.report.text import capitalize, keep_units_together, signed_ms
 
+SIZES = {"rows": (760, 120), "rows narrow": (364, 110)}
+"""Width of a drawing of rows, and of the names at its left, by class: on a desk, and on a phone."""
+BOX_ROW_HEIGHT = 12
+ROW_GAP = 2
+GROUP_GAP = 10
+"""Distance in pixels between two groups of rows."""
 ASSETS = Path(__file__).parent / "assets"
 
 
@@ -76,17 +81,12 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "ms": ms, "percent": percent, "signed": signed_ms, "count": counted,
-        "at_least": at_least, "sentence": capitalize, "whole": keep_figures_together,
-        "number": format_mean_count, "code": markup_code, "short": short_kernel,
+        "sentence": capitalize, "whole": keep_figures_together, "code": markup_code,
         "figure_of": figure_of, "share_words": share_words, "search_of": search_of, "short_ms": short_ms,
-        "row_search": row_search, "kind": lambda block: type(block).__name__,
-        "name_straggler": name_straggler, "when_late": when_late, "why_late": why_late,
+        "row_search": row_search, "bar_legend": bar_legend, "is_waterfall": is_waterfall,
+        "bar_words": bar_words, "draw_row_chart": draw_row_chart, "kind": lambda block: type(block).__name__,
     }  # fmt: skip
-    environment.globals |= {
-        "colours": LABEL_COLOURS,
-        "because": WORDS.exposure_causes,
-        "meanings": WORDS.exposure_meanings,
-    }
+    environment.globals["colours"] = LABEL_COLOURS
     return environment
 
 
@@ -126,15 +126,6 @@ def keep_figures_together(text: str) -> str:
     return re.sub(r"(?<=\d) (?=s\b|[kMGT]B)", "\N{NO-BREAK SPACE}", keep_units_together(text))
 
 
-def format_mean_count(count: float) -> str:
-    """Return a mean of counts, with one decimal where it is small and not whole.
-
-    >>> format_mean_count(2.0), format_mean_count(0.25), format_mean_count(1234.0)
-    ('2', '0.2', '1,234')
-    """
-    return f"{count:,.0f}" if abs(count - round(count)) < 0.05 or count >= 100 else f"{count:,.1f}"
-
-
 def row_search(table: Table, row: int) -> str:
     """Return the search of the timeline that a row leads to; empty if there is none.
 
@@ -154,3 +145,82 @@ def row_search(table: Table, row: int) -> str:
     if label is None:
         return ""
     return f"label:={label}" if rank is None else f"label:={label} rank:{rank}"
+
+
+BAR_PART_ORDER = (
+    "compute",
+    "exposed",
+    "exposed_copy",
+    "phase",
+    "weight_update",
+    "idle",
+    "unrecorded",
+)
+"""Kinds of parts in the order of a legend."""
+
+
+def _bars(table: Table) -> Iterator[Bar]:
+    for row in table.rows:
+        yield from (value for value in row if isinstance(value, Bar))
+
+
+def bar_legend(table: Table) -> list[tuple[str, str]]:
+    """Return the names and colours of the parts of the bars in a table; empty if these are no parts of a whole."""
+    parts: dict[str, BarPart] = {}
+    for bar in _bars(table):
+        for part in bar.parts:
+            if part.kind in BAR_PART_ORDER and (part.ns or part.kind == "idle"):
+                parts.setdefault(part.name, part)
+    in_order = sorted(parts.values(), key=lambda part: BAR_PART_ORDER.index(part.kind))
+    return [(part.name, part.colour) for part in in_order]
+
+
+def is_waterfall(table: Table) -> bool:
+    """Return whether the bars of a table begin where those above them end."""
+    return any(part.kind == "before" for bar in _bars(table) for part in bar.parts)
+
+
+def bar_words(bar: Bar) -> str:
+    """Return the parts of a bar with their shares."""
+    return ", ".join(f"{name} {percent(share)}" for name, share in bar.shares.items())
+
+
+def draw_rows(rows: Sequence[Row], title: str, **options: Any) -> Markup:
+    """Return rows as an SVG element.
+
+    *options* are ``start`` and ``end`` of the time axis, its ``ticks`` (texts by time) and
+    ``marks`` (times that get a line), ``width``, ``name_width`` and ``row_height`` in pixels, and
+    further ``attributes`` of the element.
+    """
+    gaps = [GROUP_GAP if row.begins_group else ROW_GAP for row in rows]
+    drawn = render_template(
+        "rows.svg.j2", rows=rows, gaps=gaps, title=title, idle_colour=IDLE_COLOUR, **options
+    )
+    return Markup(drawn.rstrip())
+
+
+def draw_row_chart(chart: RowChart) -> Markup:
+    """Return a chart in both sizes, of which the page shows one, with the times of its start, middle and end.
+
+    One without times is drawn once.
+    """
+    middle_ns = (chart.start_ns + chart.end_ns) // 2
+    times = (chart.start_ns, middle_ns, chart.end_ns) if chart.has_times else ()
+    drawings = []
+    sizes = SIZES if chart.has_times else {"lanes": SIZES["rows"]}
+    for name, (width, name_width) in sizes.items():
+        drawings.append(
+            draw_rows(
+                chart.rows,
+                chart.title,
+                start=chart.start_ns,
+                end=chart.end_ns,
+                ticks={time: ms(time - chart.start_ns) for time in times},
+                marks=chart.marks,
+                row_height=BOX_ROW_HEIGHT,
+                width=width,
+                name_width=name_width,
+                attributes=Markup(f'class="{name}"'),
+            )
+        )
+    return Markup().join(drawings)

@@ -24,8 +24,8 @@ from tracekit.pipeline.schedules import BlockTimes, Entry, Simulation
 from tracekit.pipeline.schedules.order_files import write_orders
 from tracekit.pipeline.schedules.schedule import Schedule
 from tracekit.pipeline.schedules.two_buffers import WeightReload
-from tracekit.report.html.drawings import Box, Row, draw_rows
-from tracekit.report.html.templates import asset, render_template
+from tracekit.report.blocks import Box, Row
+from tracekit.report.html.templates import asset, draw_rows, render_template
 from tracekit.report.palette import IDLE_COLOUR
 from tracekit.report.perfetto.events import TrackNumbers, event_lines
 from tracekit.report.schedule import layout as layouts

@@ -14,8 +14,7 @@ from tracekit.errors import OptionError
 from tracekit.findings.families import kind_of
 from tracekit.findings.kind import is_bound
 from tracekit.graph.change import parse_change
-from tracekit.report.findings import bound_words, per_words, remarks_on
-from tracekit.report.view import view_of
+from tracekit.report.findings import bound_words, main_findings, per_words, remarks_on
 from tracekit.report.words import WORDS
 from tracekit.schema import GAP_CAUSES, LABELS, RankEvents
 
@@ -29,7 +28,7 @@ def explain_finding(analysis: Analysis, number: int) -> str:
     >>> print(explain_finding(analyze("sample_traces/slow-ddp"), 2).splitlines()[0])
     2. the others wait 26.4 ms in dp_comm for rank 2: the same kernels take 1.98 times as long (12 SMs, others 32)
     """
-    findings = view_of(analysis).findings
+    findings = main_findings(analysis)
     if not 1 <= number <= len(findings):
         there_are = f"there are findings 1 to {len(findings)}" if findings else "there is none"
         raise OptionError(f"there is no finding {number}", hint=there_are)

@@ -10,21 +10,25 @@ from msgspec import structs
 from rich.text import Text
 
 from tracekit._util.text import counted, percent, short_ms, size
+from tracekit.analysis import Analysis
 from tracekit.documents.findings import Finding
 from tracekit.report import first_screen as content
 from tracekit.report.blocks import (
     FindingItem,
     Headline,
     Line,
-    PartKind,
     Sentence,
     StepBar,
     Warnings,
 )
-from tracekit.report.findings import bound_sign, finding_title, is_of_one_iteration
-from tracekit.report.terminal.table import stacked_bar
+from tracekit.report.findings import (
+    bound_sign,
+    finding_title,
+    is_of_one_iteration,
+    main_findings,
+)
+from tracekit.report.terminal.bars import ASCII_FILLS, FILLS, draw_bar
 from tracekit.report.text import wrap_text
-from tracekit.report.view import View
 
 BAR_LENGTH = 32
 """Characters of the bar at 80 columns; a narrower terminal has a shorter one."""
@@ -38,29 +42,10 @@ CUT_MARK = "…"
 """Stands where a text is cut."""
 INDENT = "    "
 """Spaces before the further lines of a finding."""
-UNICODE_BLOCKS: dict[PartKind, str] = {
-    "compute": "█",
-    "exposed": "▒",
-    "exposed_copy": "▚",
-    "phase": "▓",
-    "weight_update": "▞",
-    "idle": "░",
-    "unrecorded": "┄",
-}
-"""Fill of each kind of part, which has one meaning in all texts; they can be told apart without colour."""
-ASCII_BLOCKS: dict[PartKind, str] = {
-    "compute": "#",
-    "exposed": "=",
-    "exposed_copy": "-",
-    "phase": "%",
-    "weight_update": "+",
-    "idle": ".",
-    "unrecorded": "?",
-}
 
 
 def first_screen(
-    view: View,
+    analysis: Analysis,
     width: int,
     *,
     unicode: bool = True,
@@ -70,7 +55,7 @@ def first_screen(
     """Return the lines of the first screen, at most *width* columns wide.
 
     Args:
-        view: The run.
+        analysis: The run.
         width: Columns of the terminal.
         unicode: Whether the terminal shows more than ASCII.
         brief: Return its beginning, up to the first finding.
@@ -78,13 +63,13 @@ def first_screen(
             has none.
 
     """
-    blocks = content.brief_screen(view) if brief else content.first_screen(view)
+    blocks = content.brief_screen(analysis) if brief else content.first_screen(analysis)
     lines: list[Text] = []
     for block in blocks:
         lines += block_lines(block, width, unicode=unicode, full="--full" not in options)
     if options and not brief:
         shown = [block.number for block in blocks if isinstance(block, FindingItem)]
-        lines += hint_lines(view, width, options=options, shown=shown)
+        lines += hint_lines(analysis, width, options=options, shown=shown)
     return lines
 
 
@@ -136,22 +121,19 @@ def bar_lines(bar: StepBar, width: int, *, unicode: bool = True) -> list[Text]:
     words = "  ".join(bar.words)
     beside = width - len(words) - 2
     if beside >= MIN_LENGTH_OF_BAR_BESIDE_WORDS:
-        drawn = draw_bar(bar, min(BAR_LENGTH, beside), unicode=unicode)
+        drawn = step_bar(bar, min(BAR_LENGTH, beside), unicode=unicode)
         return [drawn.append("  ").append(words)]
     wrapped = textwrap.wrap(" · ".join(bar.words), width)
     return [
-        draw_bar(bar, min(2 * BAR_LENGTH, width), unicode=unicode),
+        step_bar(bar, min(2 * BAR_LENGTH, width), unicode=unicode),
         *(Text(line) for line in wrapped),
     ]
 
 
-def draw_bar(bar: StepBar, length: int, *, unicode: bool = True) -> Text:
-    """Draw the parts of a bar, and nothing for what is too short to be named."""
-    blocks = UNICODE_BLOCKS if unicode else ASCII_BLOCKS
-    span_ns = max(bar.span_ns, 1)
-    drawn = stacked_bar(
-        [(part.ns / span_ns, blocks[part.kind], part.colour) for part in bar.parts], length
-    )
+def step_bar(bar: StepBar, length: int, *, unicode: bool = True) -> Text:
+    """Draw the parts of a step, and nothing for what is too short to be named."""
+    fills = FILLS if unicode else ASCII_FILLS
+    drawn = draw_bar(bar.bar, length, fills=fills)
     return drawn.append(" " * (length - len(drawn)))
 
 
@@ -207,12 +189,12 @@ def warning_lines(block: Warnings, width: int, *, full: bool) -> list[Text]:
 
 
 def hint_lines(
-    view: View, width: int, *, options: Sequence[str], shown: Sequence[int]
+    analysis: Analysis, width: int, *, options: Sequence[str], shown: Sequence[int]
 ) -> list[Text]:
     """Return where there is more.
 
     Args:
-        view: The run.
+        analysis: The run.
         width: Columns of the terminal.
         options: Options that lead to more.
         shown: Numbers of the findings above.
@@ -220,16 +202,18 @@ def hint_lines(
     """
     hints = []
     for option in options:
-        hints.append(f"{option}{_further_findings(view, shown)}" if option == "--full" else option)
-    if view.findings:
+        hints.append(
+            f"{option}{_further_findings(analysis, shown)}" if option == "--full" else option
+        )
+    if main_findings(analysis):
         hints.insert(1 if "--full" in options else 0, "--explain 1")
     return _wrapped(f"more: {', '.join(hints)}", width, first="  ", rest="    ", style="dim")
 
 
-def _further_findings(view: View, shown: Sequence[int]) -> str:
+def _further_findings(analysis: Analysis, shown: Sequence[int]) -> str:
     """Return how many findings are not *shown*, in brackets, and their titles if these are few."""
     smaller = []
-    for number, finding in enumerate(view.findings, start=1):
+    for number, finding in enumerate(main_findings(analysis), start=1):
         if number not in shown:
             smaller.append(finding)
     if not smaller:

@@ -1,6 +1,6 @@
 """Tables in the terminal: no box, numbers to the right, notes below."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -10,13 +10,15 @@ from rich.text import Text
 
 from tracekit._util.text import terminal
 from tracekit.report.palette import BAD, GOOD, LABEL_COLOURS, UNSURE
-from tracekit.report.table import Column, Table, Value
+from tracekit.report.table import Bar, Column, Table, Value, cause_words
+from tracekit.report.terminal.bars import draw_bar, legend_of
 from tracekit.report.text import shorten_distinct, wrap_text
 
-MAX_RANKS_LISTED = 12
-"""Up to this number of ranks, a table lists all of them …"""
-WORST_RANKS_SHOWN = 5
-"""… and of more ranks, this many."""
+MAX_ROWS_LISTED = 12
+"""Up to this number of rows, a table that names those that matter most lists all of them …"""
+MIN_BAR_LENGTH = 10
+MAX_BAR_LENGTH = 72
+HISTOGRAM_BARS = " ▁▂▃▄▅▆▇█"
 NAME_KINDS = ("name", "code")
 """Kinds of columns whose texts are shortened where they do not fit."""
 MIN_NAME_LENGTH = 24
@@ -45,13 +47,7 @@ class Note(msgspec.Struct, frozen=True):
 
 
 def render_table(
-    table: Table | None,
-    width: int,
-    *,
-    max_rows: int | None = None,
-    notes: Sequence[str] = (),
-    total_style: str = "",
-    row_styles: Mapping[int, str] | None = None,
+    table: Table | None, width: int, *, max_rows: int | None = None, notes: Sequence[str] = ()
 ) -> RenderableType | None:
     """Return a table and its notes, no wider than *width* if that is possible.
 
@@ -62,20 +58,24 @@ def render_table(
         width: Columns of the terminal.
         max_rows: Rows that are shown at most.
         notes: Further notes, after those of the table.
-        total_style: Style of the cells in rows that sum up others.
-        row_styles: Styles of whole rows, by their index.
     """
     if table is None:
         return None
+    numbers = list(range(len(table.rows)))[:max_rows]
+    is_shortened = bool(table.short) and len(numbers) > MAX_ROWS_LISTED
+    if is_shortened:
+        numbers = sorted(table.short)
+    rows = [table.rows[i] for i in numbers]
     cells = []
-    for i, row in enumerate(table.rows[:max_rows]):
-        style = total_style if i in table.totals else ""
+    for i, row in zip(numbers, rows, strict=True):
+        style = "bold" if i in table.totals else ""
         cells.append(_cells_of_row(table.columns, row, style))
     shown = fitting_columns(table.columns, cells, width)
     columns = [table.columns[i] for i in shown]
     shown_cells = []
     for row_cells in cells:
         shown_cells.append([row_cells[i] for i in shown])
+    _draw_bars(columns, shown_cells, [[row[i] for i in shown] for row in rows], width)
     fits = _total_width(_column_widths(columns, shown_cells)) <= width
     _shorten_names(columns, shown_cells, width)
     lines = RichTable(
@@ -87,11 +87,30 @@ def render_table(
         no_wrap = fits or not column.words or column.kind in NAME_KINDS or column.heading == "label"
         justify: Literal["left", "right"] = "left" if column.words else "right"
         lines.add_column(column.heading, justify=justify, no_wrap=no_wrap)
-    for i, texts in enumerate(shown_cells):
-        lines.add_row(*texts, style=(row_styles or {}).get(i))
+    for i, texts in zip(numbers, shown_cells, strict=True):
+        lines.add_row(*texts, style=f"bold {BAD}" if i in table.loud else None)
     remarks = table.remarks([column.heading for column in columns])
-    all_notes = [Note(text) for text in (*remarks, *notes)]
-    return stack(lines if table.rows else None, *all_notes)
+    short_note = [table.short_note] if is_shortened and table.short_note else []
+    all_notes = [Note(text) for text in (*short_note, *remarks, *notes)]
+    legend = legend_of(value for row in rows for value in row if isinstance(value, Bar))
+    return stack(lines if table.rows else None, legend, *all_notes)
+
+
+def _draw_bars(
+    columns: Sequence[Column],
+    cells: list[list[Text]],
+    rows: Sequence[Sequence[Value]],
+    width: int,
+) -> None:
+    """Draw the bars into their cells, as long as the other columns leave room."""
+    widths = _column_widths(columns, cells)
+    for i, column in enumerate(columns):
+        if column.kind != "bar":
+            continue
+        room = width - _total_width([*widths[:i], 0, *widths[i + 1 :]])
+        length = max(MIN_BAR_LENGTH, min(room, MAX_BAR_LENGTH))
+        for row, row_cells in zip(rows, cells, strict=True):
+            row_cells[i] = draw_bar(row[i], length) if row[i] is not None else Text()
 
 
 def _cells_of_row(columns: Sequence[Column], row: Sequence[Value], style: str) -> list[Text]:
@@ -109,6 +128,21 @@ def _shorten_names(columns: Sequence[Column], cells: list[list[Text]], width: in
         names = shorten_distinct((str(row[i]) for row in cells), most=room)
         for row, name in zip(cells, names, strict=True):
             row[i] = Text(name)
+
+
+def histogram(counts: Sequence[int]) -> str:
+    """Return the bins as one line of bars; a bin with anything in it is never blank.
+
+    >>> histogram((0, 1, 99, 100))
+    ' ▁██'
+    """
+    fullest = max(counts)
+    highest_bar = len(HISTOGRAM_BARS) - 1
+    bars = []
+    for count in counts:
+        height = max(1, round(count / fullest * highest_bar)) if count else 0
+        bars.append(HISTOGRAM_BARS[height])
+    return "".join(bars)
 
 
 def stack(*parts: RenderableType | None) -> RenderableType | None:
@@ -130,8 +164,9 @@ def fitting_columns(
         if column.kind in (*NAME_KINDS, "word"):  # a name is shortened, words wrap
             widths[i] = min(widths[i], MIN_NAME_LENGTH_WITH_ALL_COLUMNS)
     shown = []
-    for i in range(len(columns)):
-        if not cells or any(len(row[i]) for row in cells):
+    for i, column in enumerate(columns):
+        is_drawn = column.kind == "bar" or not cells or any(len(row[i]) for row in cells)
+        if is_drawn and column.kind != "command":
             shown.append(i)
     for level in sorted({column.expendable for column in columns} - {0}, reverse=True):
         if _total_width([widths[i] for i in shown]) > width:
@@ -142,8 +177,13 @@ def fitting_columns(
 def _column_widths(columns: Sequence[Column], cells: Sequence[Sequence[Text]]) -> list[int]:
     widths = []
     for i, column in enumerate(columns):
-        widths.append(max([len(column.heading), *(len(row[i]) for row in cells)]))
+        least = MIN_BAR_LENGTH if column.kind == "bar" else 0
+        widths.append(max([len(column.heading), least, *(_longest_line(row[i]) for row in cells)]))
     return widths
+
+
+def _longest_line(text: Text) -> int:
+    return max(map(len, text.plain.split("\n")))
 
 
 def _total_width(widths: Sequence[int]) -> int:
@@ -151,32 +191,20 @@ def _total_width(widths: Sequence[int]) -> int:
 
 
 def _cell(column: Column, value: Value, style: str) -> Text:
-    if isinstance(value, Text):
-        return value
-    if column.kind == "label" and isinstance(value, str):
-        return Text.assemble(("■ ", LABEL_COLOURS.get(value, "")), value)
-    if column.kind == "verdict":
-        return Text(value, style=VERDICT_STYLES[value])
-    if column.kind == "change":
-        return Text(value, style=BAD if value.startswith("+") else GOOD)
-    return Text(terminal(column.bare(value)), style=style)
-
-
-def stacked_bar(parts: Iterable[tuple[float, str, str]], length: int) -> Text:
-    """Draw parts one after the other, each as long as its share of *length*.
-
-    Ends are rounded, not lengths, so that the parts together are as long as their sum.
-
-    Args:
-        parts: Share, character and colour of each part.
-        length: Characters of the whole.
-
-    >>> stacked_bar([(0.55, "█", ""), (0.25, "▒", ""), (0.2, "░", "")], 10).plain
-    '██████▒▒░░'
-    """
-    bar = Text(no_wrap=True)
-    reached = 0.0
-    for share, character, colour in parts:
-        reached += share
-        bar.append(character * (round(length * reached) - len(bar)), style=colour)
-    return bar
+    match column.kind:
+        case "bar":  # drawn when the room for it is known
+            return Text()
+        case "causes":
+            # A line for each cause, so that no line break separates a number from its unit.
+            return Text("\n".join(cause_words(share, words) for share, words, _ in value))
+        case "histogram":
+            return Text(histogram(value))
+        case "label" if isinstance(value, str):
+            cell = Text.assemble(("■ ", LABEL_COLOURS.get(value, "")), value)
+        case "verdict":
+            cell = Text(value, style=VERDICT_STYLES[value])
+        case "change":
+            cell = Text(value, style=BAD if value.startswith("+") else GOOD)
+        case _:
+            cell = Text(terminal(column.bare(value)), style=style)
+    return cell

@@ -260,7 +260,7 @@
     if (!button || !row) return;
     row.hidden = !row.hidden;
     button.setAttribute("aria-expanded", String(!row.hidden));
-    charts.announce(row.hidden ? "closed" : row.querySelector("dd").textContent);
+    charts.announce(row.hidden ? "closed" : row.querySelector("dd, p").textContent);
   }
 
   // Describe a rank of the heat map: its figures, a link to its lanes or, without them, the command that makes them.

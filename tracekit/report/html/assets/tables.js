@@ -85,7 +85,7 @@ const sortableTables = (() => {
 
   function enhance(root = document) {
     for (const table of root.querySelectorAll("table")) {
-      if (!table.tHead || !table.tBodies[0] || table.matches(".waterfall, .heat, .matrix") || table.closest("tr.why, #details")) continue;
+      if (!table.tHead || !table.tBodies[0] || table.matches(".waterfall, .heat") || table.closest("tr.why, #details")) continue;
       const rows = bundles(table.tBodies[0]).length;
       if (rows >= MIN_ROWS_TO_SORT) makeSortable(table);
       if (rows >= MIN_ROWS_TO_FILTER) makeFilter(table);
