@@ -606,3 +606,198 @@ def test_loops_that_communicate_are_no_loops_over_tensors(findings_of_steps):
     body = ["c10d::allreduce_", "aten::mul_"]
     assert ("loop", "tensors") not in findings_of_steps(loop(body))
     assert ("loop", "tensors") in findings_of_steps(loop(["aten::add_", "aten::mul_"]))
+
+
+LOGITS = [4096, 8192]
+
+
+@pytest.mark.parametrize("program", ["measures", "trains", "distils"])
+def test_figures_of_all_logits_are_named_unless_a_loss_takes_them(findings_of_steps, program):
+    """A teacher's logits come from a head of its own."""
+
+    def fill(recording, start, _):
+        calls = Calls(recording, start)
+        head = ("aten::mm", [[4096, 1024], [1024, 8192]], 2_000_000)
+        for _ in range(2 if program == "distils" else 1):
+            calls.add(*head, types=[BF16] * 2)
+        calls.add("aten::_log_softmax", [LOGITS, [], []], 500_000, types=[BF16])
+        if program != "trains":
+            calls.add("aten::_softmax", [LOGITS, [], []], 1_000_000, types=[BF16])
+            calls.add("aten::topk", [LOGITS, [], [], [], []], 1_500_000, types=[BF16])
+        node = "LogSoftmaxBackward0"
+        calls.add("aten::_log_softmax_backward_data", [LOGITS] * 2, 500_000, node=node)
+        calls.add("aten::_fused_adamw_", [[[8192, 1024]]] * 4 + [[], [[]]], 100_000)
+        calls.wait()
+
+    found = findings_of_steps(fill).get(("figures", ""))
+    assert (found is not None) is (program == "measures")
+    if found:
+        assert found.saves_ns == pytest.approx(2_500_000, rel=0.05)
+        assert "topk, softmax" in found.text
+
+
+@pytest.mark.parametrize(
+    ("times", "second_order", "is_named"), [(2, False, True), (2, True, False), (1, False, False)]
+)
+def test_a_graph_that_two_backwards_go_through_is_named(
+    findings_of_steps, times, second_order, is_named
+):
+    def fill(recording, start, number):
+        calls = Calls(recording, start)
+        calls.add(*PRODUCT, types=[BF16] * 2)
+        for run in range(times):
+            for layer in range(10):
+                suffix = "BackwardBackward0" if second_order and run else "Backward0"
+                node = f"autograd::engine::evaluate_function: Mm{suffix}"
+                sequence = {"Sequence number": 100 * number + 20 - layer}
+                recording.op(node, calls.launch - 0.008, calls.launch + 0.018, **sequence)
+                calls.add(*PRODUCT, types=[BF16] * 2)
+        calls.add("aten::_fused_adamw_", [[[4096, 4096]]] * 4 + [[], [[]]], 100_000)
+        calls.wait()
+
+    found = findings_of_steps(fill).get(("repeated_backward", ""))
+    assert (found is not None) is is_named
+    if found:
+        assert found.saves_ns == pytest.approx(10 * 500_000, rel=0.05)
+        assert "(10 nodes run again)" in found.text
+
+
+@pytest.mark.parametrize(("op", "is_product"), [("aten::pow", True), ("aten::tanh", False)])
+def test_sums_over_all_pairs_are_a_product_unless_something_else_is_done_to_each(
+    findings_of_steps, op, is_product
+):
+    """2 × 4096 × 1024 × 64 FLOP take a fraction of the millisecond that each pass over all pairs takes."""
+    pairs = [4096, 1024, 64]
+
+    def fill(recording, start, _):
+        calls = Calls(recording, start)
+        sizes = [[4096, 1, 64], [1, 1024, 64], []]
+        calls.add("aten::sub", sizes, 1_000_000, types=["float"] * 2)
+        calls.add(op, [pairs, []], 1_000_000, types=["float"])
+        calls.add("aten::sum", [pairs, [], []], 1_000_000, types=["float"])
+        calls.wait()
+
+    found = findings_of_steps(fill).get(("pairs", ""))
+    assert (found is not None) is is_product
+    if found:
+        assert found.saves_ns == pytest.approx(3_000_000, rel=0.03)
+
+
+@pytest.mark.parametrize(("inner", "is_named"), [(1, True), (2, False)])
+def test_casts_around_one_operator_are_named_and_those_around_several_are_not(
+    findings_of_steps, inner, is_named
+):
+    size = [4096, 8192]
+
+    def fill(recording, start, _):
+        calls = Nested(recording, start)
+        for _ in range(4):
+            to = ["aten::to", "aten::_to_copy"]
+            calls.add_in(to, "aten::copy_", [size] * 2, 300_000, types=["float", BF16])
+            for _ in range(inner):
+                calls.add("aten::silu", [size], 400_000, types=["float"])
+            calls.add_in(to, "aten::copy_", [size] * 2, 300_000, types=[BF16, "float"])
+        calls.wait()
+
+    found = findings_of_steps(fill).get(("precision", "casts"))
+    assert (found is not None) is is_named
+    if found:
+        assert found.saves_ns == pytest.approx(4 * (600_000 + 0.45 * 400_000), rel=0.03)
+
+
+@pytest.mark.parametrize(("step", "is_named"), [(0, True), (524_288, False)])
+def test_heads_that_are_copied_for_several_queries_are_named(findings_of_steps, step, is_named):
+    """A tensor that was expanded has steps of nothing between its copies."""
+
+    def fill(recording, start, _):
+        calls = Calls(recording, start)
+        size, strides = [2, 4, 8, 4096, 128], [2_097_152, 524_288, step, 128, 1]
+        for _ in range(2):
+            for _ in range(2):
+                begin = calls.launch
+                calls.add("aten::copy_", [size, size, []], 400_000, types=[BF16] * 2)
+                (copy,) = (
+                    event
+                    for event in recording.events
+                    if event["name"] == "aten::copy_" and abs(event["ts"] / 1e3 - begin) < 0.006
+                )
+                copy["args"]["Input Strides"] = [strides, strides, []]
+            calls.add(
+                "aten::_flash_attention_forward", [[2, 32, 4096, 128]] * 3, 1_000_000, types=TYPES
+            )
+        calls.wait()
+
+    found = findings_of_steps(fill).get(("attention", "repeated_heads"))
+    assert (found is not None) is is_named
+    if found:
+        assert found.saves_ns == pytest.approx(4 * 400_000, rel=0.03)
+        assert "8 times" in found.text
+
+
+@pytest.mark.parametrize(("grows", "is_named"), [(1, True), (0, False)])
+def test_tokens_generated_without_a_cache_are_named(findings_of_steps, grows, is_named):
+    """Each token alone takes 1/1000 of what all take, or 2 µs, or as long as 33 MB of weights are read at 75 %."""
+
+    def fill(recording, start, number):
+        calls = Calls(recording, start)
+        length = 1000 + grows * number
+        for _ in range(4):
+            sizes = [[length, 4096], [4096, 4096]]
+            calls.add("aten::mm", sizes, 1_000_000, types=[BF16] * 2)
+            query = [1, 32, length, 128]
+            calls.add("aten::_flash_attention_forward", [query] * 3, 500_000, types=TYPES)
+        calls.wait()
+
+    found = findings_of_steps(fill).get(("no_cache", ""))
+    assert (found is not None) is is_named
+    if found:
+        read_ns = 2 * 4096**2 / 4800 / 0.75
+        expected = 4 * (1_500_000 - read_ns - 2_000)
+        assert found.saves_ns == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "types", "code"),
+    [
+        (64, [BF16, BF16], "weights_made_again"),
+        (64, ["unsigned char"] * 2, "dequantised"),
+        (4096, [BF16, BF16], None),  # an activation may be as large as a weight
+        (64, [BF16, "float"], None),  # autocast's
+    ],
+)
+def test_weights_that_are_made_in_front_of_their_products_are_named(
+    findings_of_steps, tokens, types, code
+):
+    def fill(recording, start, _):
+        calls = Calls(recording, start)
+        for _ in range(6):
+            calls.add("aten::copy_", [[4096, 4096]] * 2, 400_000, types=types)
+            calls.add("aten::native_layer_norm", [[tokens, 4096]], 5_000, types=[BF16])
+            calls.add("aten::mm", [[tokens, 4096], [4096, 4096]], 100_000, types=[BF16] * 2)
+        calls.wait()
+
+    found = findings_of_steps(fill)
+    named = {name for name, _ in found} & {"weights_made_again", "dequantised"}
+    assert named == ({code} if code else set())
+    if code:
+        assert found[code, ""].saves_ns == pytest.approx(6 * 400_000, rel=0.05)
+
+
+def test_what_numpy_does_with_a_copied_tensor_is_work_on_the_host(findings_of_steps):
+    """2 ms of a copy, and 5 ms in which no operator runs until the next launch."""
+
+    def fill(recording, start, _):
+        calls = Calls(recording, start)
+        calls.add(*PRODUCT, types=[BF16] * 2)
+        begin = calls.launch + 0.1
+        name = "Memcpy DtoH (Device -> Pageable)"
+        recording.op("aten::to", begin, begin + 2.1)
+        recording.kernel(begin + 0.05, begin + 0.07, begin + 2.07, op="aten::copy_", name=name)
+        recording.events[-1]["args"]["bytes"] = 1 << 26
+        recording.op("aten::detach", begin + 2.11, begin + 2.12)
+        calls.launch = calls.free = begin + 7.2
+        calls.add(*PRODUCT, types=[BF16] * 2)
+        calls.wait()
+
+    finding = findings_of_steps(fill)["work_on_host", "results"]
+    assert "Python or NumPy" in finding.text

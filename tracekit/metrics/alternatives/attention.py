@@ -11,7 +11,7 @@ import polars as pl
 
 from tracekit._util.shapes import is_shape, parse_list
 from tracekit.metrics.alternatives.entry import Alternative, Sentences, SitePrice
-from tracekit.metrics.alternatives.remedy import new_durations
+from tracekit.metrics.alternatives.remedy import new_durations, without_events
 from tracekit.metrics.attainable import Share
 from tracekit.metrics.event_work import FUSED_ATTENTION, MEMORY_KINDS, PATTERNS
 from tracekit.metrics.rank_work import RankWork
@@ -21,6 +21,9 @@ from tracekit.metrics.speeds import MIN_KERNEL_NS
 
 MASKED_ATTENTION = r"^aten::_(cudnn|efficient)_attention_(forward|backward)$"
 """Operators that take a mask or bias, which keeps them from skipping the scores above the diagonal."""
+FUSED_ATTENTION_FORWARD = r"^aten::_(flash|cudnn|efficient)_attention_forward$"
+MIN_GROWN_LENGTHS = 3
+"""Lengths of sequences, each a token longer than the one before, from which tokens are generated."""
 MIN_MASKED_LENGTH = 512
 """Length of sequences from which skipping half of the scores is worth it."""
 MAX_TIME_SHARE = 0.8
@@ -336,3 +339,135 @@ def _has_square_mask(inputs: Inputs, first: int) -> bool:
         if is_square and (mask[-2], mask[-1]) in lengths and mask[-1] != query[-1]:
             return True
     return False
+
+
+class RepeatedHeads(Alternative, frozen=True, kw_only=True):
+    """Heads of keys and values are copied for each head of the queries that shares them."""
+
+    change = "shared heads"
+    rests_on = "attention reads heads of keys and values that several heads of queries share, without copies"
+    code = "attention"
+    case = "repeated_heads"
+    title = "attention"
+    says = (
+        "heads of keys and values are copied {what} times in front of attention, {kernels_per_step} kernels "
+        "{per_step}: {work_ns} of GPU time"
+    )
+    advises = "pass them as they are, with `enable_gqa=True` (`scaled_dot_product_attention`)"
+    min_saved_share = 0.03
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        keys = set()
+        attention = rank.sites.filter(pl.col("op").str.contains(FUSED_ATTENTION_FORWARD))
+        for site in attention.iter_rows(named=True):
+            size = Inputs.of(site).size(1)
+            if len(size) == 4:
+                keys.add(tuple(sorted(size)))
+        copied: dict[int, int] = {}
+        summed: set[str] = set()
+        for site in rank.sites.filter(pl.col("op") == "aten::copy_").iter_rows(named=True):
+            inputs = Inputs.of(site)
+            repeats = _repeats(inputs, keys)
+            if repeats is not None:
+                copied[site["site"]] = repeats
+                summed.add(str(inputs.size(0)))
+        if not copied:
+            return
+        for site in rank.sites.filter(
+            (pl.col("op") == "aten::sum") & (pl.col("node") == "ExpandBackward0")
+        ).iter_rows(named=True):
+            if str(Inputs.of(site).size(0)) in summed:
+                copied[site["site"]] = 0
+        what = str(max(copied.values()))
+        copies = rank.events.filter(pl.col("site").is_in(list(copied)))
+        yield without_events(copies, self.change, what=what)
+
+
+def _repeats(inputs: Inputs, keys: set[tuple[int, ...]]) -> int | None:
+    """Return how often a copy repeats heads that attention then takes; None if it is none of these.
+
+    A tensor that is expanded has steps of 0 along what is repeated.
+    """
+    size = inputs.size(1)
+    strides = inputs.strides[1] if len(inputs.strides) > 1 else []
+    if len(size) != 5 or len(strides) != 5:
+        return None
+    for axis in range(1, 4):
+        if strides[axis] == 0 and size[axis] > 1:
+            for heads in (axis - 1, axis + 1):
+                others = [size[i] for i in range(5) if i not in (axis, heads)]
+                if tuple(sorted([*others, size[axis] * size[heads]])) in keys:
+                    return size[axis]
+    return None
+
+
+class PrefixAgain(Alternative, frozen=True, kw_only=True):
+    """Tokens are generated without a cache: each goes through the model with all tokens before it."""
+
+    change = "cached prefix"
+    rests_on = "keys and values of earlier tokens are kept, and each new token alone goes through the model"
+    code = "no_cache"
+    title = "generation"
+    says = "the model computes all earlier tokens again for each new one ({what} at a time): {work_ns} of GPU time"
+    advises = "keep keys and values of earlier tokens (`use_cache=True`, a static cache), and give only the new token"
+    caveat = "What the host needs for each token stays: a cache alone saves nothing while the host is the limit."
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        bandwidth = rank.speeds.bandwidth
+        if bandwidth is None or rank.events.select(pl.col("node").is_not_null().any()).item():
+            return
+        lengths: dict[int, int] = {}
+        attention = rank.sites.filter(pl.col("op").str.contains(FUSED_ATTENTION_FORWARD))
+        for site in attention.iter_rows(named=True):
+            inputs = Inputs.of(site)
+            query, key = inputs.size(0), inputs.size(1)
+            if len(query) == 4 and query == key:
+                # Heads are before the tokens, or behind them.
+                lengths[site["site"]] = max(query[1:3])
+        numbers = sorted(set(lengths.values()))
+        grown = [length for length in numbers if length - 1 in numbers or length + 1 in numbers]
+        if len(grown) < MIN_GROWN_LENGTHS:
+            return
+        calls = rank.events.filter(pl.col("site").is_in(list(lengths))).sort("launch_ns")
+        calls = calls.select(
+            "part",
+            "launch_ns",
+            length=pl.col("site").replace_strict(lengths, return_dtype=pl.Int64),
+        ).drop_nulls()
+        # What lies between two calls of attention of a step belongs to the tokens of the first.
+        events = rank.events.drop_nulls("launch_ns").sort("launch_ns")
+        events = events.join_asof(calls, on="launch_ns", by="part").with_columns(
+            pl.col("length").backward_fill().over("part")
+        )
+        events = events.filter(pl.col("length").is_in(grown))
+        # The first of a step has no cache yet.
+        is_first = pl.col("length") == pl.col("length").min().over("part")
+        several = pl.col("length").n_unique().over("part") > 1
+        again = events.filter(~(is_first & several))
+        if again.is_empty():
+            return
+        weight_bytes = {
+            shapes: _weight_bytes(shapes)
+            for shapes in again.filter(pl.col("kind") == "product")["shapes"].unique().drop_nulls()
+        }
+        of_weights = pl.col("shapes").replace_strict(weight_bytes, default=0, return_dtype=pl.Int64)
+        read_ns = pl.when(pl.col("kind") == "product").then(of_weights).otherwise(0) / bandwidth
+        share = rank.speeds.bandwidth_share
+        one_ns = pl.col("ns") / pl.col("length")
+        priced = again.with_columns(
+            group="row",
+            low_ns=pl.max_horizontal(one_ns, read_ns / share.high, MIN_KERNEL_NS / 2),
+            likely_ns=pl.max_horizontal(one_ns, read_ns / share.likely, MIN_KERNEL_NS),
+            high_ns=pl.max_horizontal(one_ns, read_ns / share.low, 2 * MIN_KERNEL_NS),
+        )
+        yield new_durations(priced, self.change, what=f"{min(grown):,} to {max(grown):,}")
+
+
+def _weight_bytes(shapes: str) -> int:
+    """Return the bytes of the matrix that a product multiplies by, in 16 bits.
+
+    >>> _weight_bytes("[[64],[128,32],[32,64],[],[]]")
+    4096
+    """
+    matrices = [size for size in parse_list(shapes) if size and is_shape(size) and len(size) > 1]
+    return 2 * count_elements(matrices[-1]) if len(matrices) > 1 else 0

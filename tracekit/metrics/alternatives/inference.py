@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import polars as pl
 
 from tracekit._util.shapes import is_shape, parse_list
-from tracekit.metrics.alternatives.entry import NOTHING, Alternative, SitePrice
+from tracekit.metrics.alternatives.entry import Alternative, SitePrice
 from tracekit.metrics.alternatives.remedy import new_durations, without_events
 from tracekit.metrics.attainable import Share
 from tracekit.metrics.rank_work import RankWork
@@ -32,7 +33,12 @@ ATTENTION_WITHOUT_DROPOUT = Share(0.4, 0.5, 0.9)
 DROPOUT = r"^aten::(native_dropout|_fused_dropout|bernoulli_|dropout)$"
 INTEGER_TYPES = ("signed char", "unsigned char", "char", "int8_t", "uint8_t")
 MIN_DEQUANTISED = 4
-"""Weights that are dequantised in a step, from which it is a habit."""
+"""Weights that are made in a step, from which it is a habit."""
+PACKED = (1, 2, 4, 8)
+"""Values of a weight that an element may hold."""
+MAX_KERNELS_OF_WEIGHT = 12
+"""Kernels in front of a product among which those are that make its weight."""
+_CAST = re.compile(r'\["(c10::)?(BFloat16|Half)","[fF]loat"')
 EVALUATED_NORM_SHARE = Share(0.25, 0.35, 0.75)
 """Share of the memory's bandwidth that a batch norm with learned statistics reaches, as recorded with channels last."""
 BIAS_SHARE = Share(0.25, 0.32, 0.5)
@@ -123,57 +129,79 @@ def _trains(site: dict[str, Any]) -> bool:
 
 
 class DequantisedWeights(Alternative, frozen=True, kw_only=True):
-    """Weights of 8 bits are converted to a wider type in front of each product."""
+    """Weights of 8 bits or fewer are converted to a wider type in front of each product."""
 
     change = "dequantised once"
-    rests_on = "weights of 8 bits are converted once, or by the kernel that multiplies by them"
+    rests_on = (
+        "weights of 8 bits or fewer are converted once, or by the kernel that multiplies by them"
+    )
     code = "dequantised"
     case = ""
     title = "dequantised weights"
     says = (
-        "weights of 8 bits are converted and scaled in front of every product, {kernels_per_step} kernels a step: "
-        "{work_ns} of GPU time, more memory than the product reads"
+        "weights of 8 bits or fewer are converted and scaled in front of every product, {kernels_per_step} kernels a "
+        "step: {work_ns} of GPU time, more memory than the product reads"
     )
     advises = (
         "use a product that takes them as they are (torchao's weight-only kernels with `torch.compile`, Marlin, "
         "`torch._weight_int8pack_mm`), or keep the converted weights where memory allows"
     )
-    caveat = "Kept weights take twice the memory."
+    caveat = "Kept weights take twice the memory, those of 4 bits four times."
 
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
-        converted: dict[str, int] = {}
-        multiplied = _multiplied_sizes(rank)
-        for site in rank.sites.filter(pl.col("op") == "aten::copy_").iter_rows(named=True):
-            inputs = Inputs.of(site)
-            types = (site["dtypes"] or "").strip("[]").replace('"', "").split(",")
-            is_conversion = (
-                len(types) > 1 and types[1] in INTEGER_TYPES and types[0] not in INTEGER_TYPES
-            )
-            size = inputs.size(0)
-            if is_conversion and str(size) in multiplied:
-                converted[str(size)] = converted.get(str(size), 0) + site["calls"]
-        steps = max(rank.events["part"].n_unique(), 1)
-        if sum(converted.values()) < MIN_DEQUANTISED * steps:
-            return
-        prices: dict[int, SitePrice] = {}
-        for site in rank.sites.filter(
-            pl.col("op").str.contains("^aten::(copy_|mul|sub|mul_|sub_)$")
-        ).iter_rows(named=True):
-            if str(Inputs.of(site).size(0)) in converted and site["node"] is None:
-                prices[site["site"]] = NOTHING
-        yield self.of_sites(rank, prices)
+        yield from (
+            without_events(made, self.change)
+            for made, is_of_integers in rank.once(_made_weights)
+            if is_of_integers
+        )
 
 
-def _multiplied_sizes(rank: RankWork) -> set[str]:
-    """Return the sizes of matrices that products multiply by, also transposed."""
-    sizes: set[str] = set()
-    products = rank.sites.filter(pl.col("op").str.contains("^aten::(mm|addmm|bmm|matmul)$"))
-    for site in products.iter_rows(named=True):
-        for index in range(3):
-            size = Inputs.of(site).size(index)
-            if len(size) > 1:
-                sizes |= {str(size), str(size[::-1])}
-    return sizes
+def _made_weights(rank: RankWork) -> list[tuple[pl.DataFrame, bool]]:
+    """Return the events that make the matrices that products multiply by, and whether of integers.
+
+    Each product of a habit has them in front of it: as large as its matrix in the end, and smaller than
+    that as long as several values are packed in one. Sizes that activations have as well prove nothing.
+    """
+    events = rank.events.sort("part", "stream", "start_ns")
+    if events.select(pl.col("node").is_not_null().any()).item():
+        return []
+    is_product = pl.col("op").is_in(["aten::mm", "aten::addmm"]) & (pl.col("kind") == "product")
+    products = events.with_row_index("place").filter(is_product).drop_nulls("shapes")
+    matrices: dict[int, int] = {}
+    activations: set[int] = set()
+    for place, shapes in products.select("place", "shapes").iter_rows():
+        inner = _inner(shapes)
+        if inner is not None:
+            rows, between, columns = inner
+            matrices[place] = between * columns
+            activations |= {rows * between, rows * columns}
+    elements = events["elements"].fill_null(0).to_list()
+    moves = events["kind"].is_in(["elementwise", "norm"]).fill_null(value=False).to_list()
+    types = events["dtypes"].fill_null("").to_list()
+    ops = events["op"].fill_null("").to_list()
+    found: dict[bool, list[int]] = {True: [], False: []}
+    calls = {True: 0, False: 0}
+    for place, size in matrices.items():
+        if size in activations:
+            continue
+        made = [
+            before
+            for before in range(max(place - MAX_KERNELS_OF_WEIGHT, 0), place)
+            if moves[before] and any(elements[before] * packed == size for packed in PACKED)
+        ]
+        # Casts of float32 alone are autocast's.
+        is_cast = all(ops[row] == "aten::copy_" and _CAST.match(types[row]) for row in made)
+        if not made or elements[made[-1]] != size or is_cast:
+            continue
+        is_of_integers = any(kind in types[row] for row in made for kind in INTEGER_TYPES)
+        found[is_of_integers] += made
+        calls[is_of_integers] += 1
+    steps = max(events["part"].n_unique(), 1)
+    return [
+        (events[sorted(set(rows))], is_of_integers)
+        for is_of_integers, rows in found.items()
+        if calls[is_of_integers] >= MIN_DEQUANTISED * steps
+    ]
 
 
 class UnmergedAdapters(Alternative, frozen=True, kw_only=True):
@@ -264,15 +292,25 @@ class WeightsMadeAgain(Alternative, frozen=True, kw_only=True):
     code = "weights_made_again"
     case = ""
     title = "weights"
-    says = "normalised weights are made again in every forward: {work_ns} of GPU time"
-    advises = "remove the parametrization before inference (`torch.nn.utils.parametrize.remove_parametrizations`)"
+    says = "weights are made of others again in every forward ({what}): {work_ns} of GPU time"
+    advises = (
+        "make them once before inference (`torch.nn.utils.parametrize.remove_parametrizations`; merge, transpose or "
+        "copy them when they are loaded: `weight.t()` alone is a view, which products take as it is)"
+    )
 
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        for made, is_of_integers in rank.once(_made_weights):
+            if not is_of_integers:
+                longest = made.group_by("op").agg(pl.col("ns").sum())
+                names = longest.sort("ns", "op", descending=True)["op"].head(3)
+                what = ", ".join(op.removeprefix("aten::").strip("_") for op in names)
+                yield without_events(made, self.change, what=what)
         if not rank.events.select(pl.col("node").is_not_null().any()).item():
             makes_weights = (
                 pl.col("chain").str.contains("aten::_weight_norm").fill_null(value=False)
             )
-            yield without_events(rank.events.filter(makes_weights), self.change)
+            normalised = rank.events.filter(makes_weights)
+            yield without_events(normalised, self.change, what="weight_norm")
 
 
 class UnfoldedNorms(Alternative, frozen=True, kw_only=True):

@@ -233,13 +233,10 @@ class GroupedProducts(_LoopAlternative, frozen=True, kw_only=True):
     says = "products run one index after the other: {what}"
     advises = (
         "batch them (`torch.bmm`, `einsum`), or sort tokens by expert and use a grouped product "
-        "(`torch._grouped_mm`, MegaBlocks)"
+        "(`torch._grouped_mm`, MegaBlocks); where each needs the one before, use a recurrent module (`torch.nn.RNN`) "
+        "or compile the loop"
     )
-    caveat = (
-        "A grouped product needs one type and a GPU that has it; a batched one pads groups to one size. Where a "
-        "repetition needs what the one before made, products stay apart: a recurrent module, `torch.compile` or a "
-        "CUDA graph launches them faster."
-    )
+    caveat = "A grouped product needs one type and a GPU that has it; a batched one pads groups to one size."
 
     def selects(self, rank: RankWork) -> pl.Expr:
         return pl.col("has_products") & _HAS_INDEX & ~pl.col("has_cell") & ~_IS_OF_LAYERS

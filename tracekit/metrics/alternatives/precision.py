@@ -45,6 +45,10 @@ NARROW_TYPES = ("c10::BFloat16", "c10::Half", "BFloat16", "Half")
 MIN_NEEDLESS_SHARE = 0.5
 """Share of the casts of weights of one size that nothing needs, from which they are: two micro-batches have as
 many, and a step whose backward was not recorded has fewer."""
+NARROWED_SHARE = Share(0.5, 0.55, 0.75)
+"""Time of a kernel that is limited by memory in 16 bits over that in 32."""
+CAST_BACK = "ToCopyBackward0 > "
+_WIDE, _NARROW = '"[fF]loat"', '"(c10::)?(BFloat16|Half)"'
 _COLUMNS_OF_CASTS = (
     "row",
     "part",
@@ -331,6 +335,83 @@ class CastOnce(Alternative, frozen=True, kw_only=True):
         is_trained = pl.col("cast_back") > 0
         yield without_events(again.filter(is_trained), self.change, what=TRAINED)
         yield without_events(again.filter(~is_trained), self.change, what=FIXED)
+
+
+class NeedlessCasts(Alternative, frozen=True, kw_only=True):
+    """Values of 16 bits are cast to 32 for a single operator, and its result back."""
+
+    change = "no casts around"
+    rests_on = "operators take values of 16 bits as they are, and compute inside in 32"
+    code = "precision"
+    case = "casts"
+    title = "precision"
+    says = (
+        "values of 16 bits are cast to 32 for one operator and back ({what}), {kernels_per_step} kernels {per_step}: "
+        "{work_ns} of GPU time"
+    )
+    advises = (
+        "leave out `.float()` and the cast behind: PyTorch's kernels take 16 bits, compute in float32 inside and round "
+        "once"
+    )
+
+    def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        is_wide, is_narrow = (
+            (pl.col("op") == "aten::copy_") & pl.col("dtypes").str.contains(f"^\\[{to},{of}")
+            for to, of in ((_WIDE, _NARROW), (_NARROW, _WIDE))
+        )
+        # Autocast casts for itself where 16 bits do not do.
+        is_asked = (
+            pl.col("chain").str.contains("^aten::(to|float|_to_copy|type) ")
+            | pl.col("chain").str.contains(CAST_BACK)
+        ).fill_null(value=False)
+        columns = (
+            "row",
+            "ns",
+            "part",
+            "stream",
+            "start_ns",
+            "op",
+            "kind",
+            "dtypes",
+            "elements",
+            "chain",
+        )
+        ordered = rank.events.select(columns).sort("part", "stream", "start_ns")
+        before, behind = (
+            ordered.select(
+                casts=(cast & is_asked).shift(step, fill_value=False),
+                elements=pl.col("elements").shift(step),
+                part=pl.col("part").shift(step),
+                stream=pl.col("stream").shift(step),
+            )
+            for cast, step in ((is_wide, 1), (is_narrow, -1))
+        )
+        same = [
+            (ordered[name] == other[name]).fill_null(value=False)
+            for name in ("elements", "part", "stream")
+            for other in (before, behind)
+        ]
+        is_inner = ordered["kind"].is_in(["elementwise", "softmax", "norm"]).fill_null(value=False)
+        is_inner &= (ordered["op"] != "aten::copy_").fill_null(value=False)
+        for mask in (before["casts"], behind["casts"], *same):
+            is_inner &= mask.fill_null(value=False)
+        if not is_inner.any():
+            return
+        inner = ordered.filter(is_inner)
+        casts = ordered.filter(
+            is_inner.shift(1, fill_value=False) | is_inner.shift(-1, fill_value=False)
+        )
+        longest = inner.group_by("op").agg(pl.col("ns").sum()).sort("ns", "op", descending=True)
+        what = ", ".join(op.removeprefix("aten::") for op in longest["op"].head(2))
+        yield without_events(casts, self.change, what=what)
+        share = NARROWED_SHARE
+        priced = inner.with_columns(
+            group="row",
+            low_ns=share.low * pl.col("ns"),
+            likely_ns=share.likely * pl.col("ns"),
+            high_ns=share.high * pl.col("ns"),
+        )
+        yield new_durations(priced, self.change, what=what)
 
 
 def _tensors(
