@@ -58,7 +58,7 @@ def context(
             stragglers=stragglers, total=SimpleNamespace(because_ns=because_ns or {})
         ),
         free_exposed_share=lambda label: free_exposed_share,
-        step=SimpleNamespace(per_step=(1, 2, 3, 4), by_rank=by_rank or {}),
+        step=SimpleNamespace(per_step=(1, 2, 3, 4), time_ns_by_rank=by_rank or {}),
         predict=lambda change: (
             ChangedStep(str(change), (), 1_000, saves_ns=SAVED_NS[str(change)])
             if str(change) in SAVED_NS

@@ -361,3 +361,18 @@ def test_a_cause_of_a_part_of_the_exposed_time_says_which_part(share, words):
     evidence = {**EXPOSED, "cause": "same_stream", "cause_share": share}
     finding = written("exposed_comm", "same_stream", evidence=evidence)
     assert words in finding.text
+
+
+@pytest.mark.parametrize(("saves_ms", "remark"), [(2.37, ""), (2.45, "more than the 2.34 ms")])
+def test_a_saving_above_the_time_that_a_sentence_names_says_why(saves_ms, remark):
+    """The sentence names the host's 2.34 ms, of which 2.32 are the step's."""
+    finding = written(
+        "pageable_copy",
+        "",
+        evidence={"host_ns": 2_340_000},
+        cost_ns=2_320_000,
+        saves_ns=round(saves_ms * 1_000_000),
+    )
+    budget = Budget(span_ns=60_000_000, compute_ns=10_000_000, exposed_ns={}, idle=50_000_000)
+    assert remarks_on(finding, 1, budget).startswith(remark)
+    assert bool(remarks_on(finding, 1, budget)) is bool(remark)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from tracekit._util.text import short_ms
 from tracekit.documents.findings import Effect, EvidenceValue, Finding
 from tracekit.graph.change import Change
 
@@ -154,14 +153,11 @@ class FindingKind(Effect, frozen=True, kw_only=True):
         return title.format(label=finding.evidence.get("label"))
 
     @classmethod
-    def states_cost(cls, finding: Finding) -> bool:
-        """Return whether the text of a finding that was written names what it costs."""
-        cost = short_ms(finding.cost_ns)
-        for name in cls.stated_times:
-            time_ns = finding.cost_ns if name == "cost_ns" else finding.evidence.get(name)
-            if isinstance(time_ns, int | float) and short_ms(time_ns) == cost:
-                return True
-        return False
+    def stated_ns(cls, finding: Finding) -> int | None:
+        """Return the longest time that the text of a finding that was written names; None if it names none."""
+        of_texts = {**finding.evidence, "cost_ns": finding.cost_ns}
+        times = [of_texts.get(name) for name in cls.stated_times]
+        return max((round(ns) for ns in times if isinstance(ns, int | float)), default=None)
 
     @property
     def is_bound(self) -> bool:

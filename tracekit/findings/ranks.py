@@ -76,14 +76,13 @@ class LateRank(RankFinding, frozen=True, kw_only=True):
     tokens_of_others: int | None = None
 
     @classmethod
-    def states_cost(cls, finding: Finding) -> bool:
-        late_ns = finding.evidence.get("late_ns")
+    def stated_ns(cls, finding: Finding) -> int | None:
+        late_ns = super().stated_ns(finding)
         share = finding.evidence.get("explained_share")
-        if not cls.stated_times or not isinstance(late_ns, int) or not isinstance(share, float):
-            return False
-        is_whole = share >= NEARLY_ALL  # else its text says how much of the waiting has the cause
-        explained = "" if is_whole else short_ms(share * late_ns)
-        return short_ms(finding.cost_ns) in (short_ms(late_ns), explained)
+        if late_ns is None or not isinstance(share, float):
+            return None
+        # Else its text says how much of the waiting has the cause.
+        return late_ns if share >= NEARLY_ALL else round(share * late_ns)
 
     @property
     def _rank(self) -> str:

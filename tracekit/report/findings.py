@@ -33,7 +33,7 @@ MIN_SHARE_OF_QUICK_REMEDY = 0.02
 MAX_ABSENCES = 2
 """Absent costs that are named."""
 BEYOND_COST_FACTOR = 1.02
-"""Saving over cost from which is said why it is more."""
+"""Saving over the time that a text states, from which is said why it is more."""
 NOTHING_MORE_SHARE = 0.02
 """Share of what a finding saves alone, below which it saves nothing more after others."""
 MAX_EXPOSED_SHARE = 0.05
@@ -229,9 +229,9 @@ def beyond_cost(finding: Finding, budget: Budget) -> str:
     longest = max(budget.exposed_ns, key=lambda label: budget.exposed_ns[label], default=None)
     if kind_of(finding).of_host and saving_ns > budget.idle_ns and longest is not None:
         return f"more than the GPU is idle: exposed {longest} gets shorter, too"
-    states_cost = kind_of(finding).states_cost(finding)
-    if states_cost and saving_ns > BEYOND_COST_FACTOR * finding.cost_ns:
-        return f"more than the {short_ms(finding.cost_ns)}: what follows starts earlier, too"
+    stated_ns = kind_of(finding).stated_ns(finding)
+    if stated_ns is not None and saving_ns > BEYOND_COST_FACTOR * stated_ns:
+        return f"more than the {short_ms(stated_ns)}: what follows starts earlier, too"
     return ""
 
 

@@ -288,9 +288,7 @@ class CausalKernel(Alternative, frozen=True, kw_only=True):
     code = "attention"
     case = "mask"
     title = "attention"
-    says = (
-        "attention takes a dense mask, which keeps it from its causal kernel: {work_ns} of GPU time"
-    )
+    says = "attention takes a dense mask, which keeps it from its causal kernel: {work}"
     advises = (
         "if the mask is causal, leave it out and pass `is_causal=True`; for another pattern use "
         "`torch.nn.attention.flex_attention`, which skips blocks that are masked"
@@ -351,7 +349,7 @@ class RepeatedHeads(Alternative, frozen=True, kw_only=True):
     title = "attention"
     says = (
         "heads of keys and values are copied {what} times in front of attention, {kernels_per_step} kernels "
-        "{per_step}: {work_ns} of GPU time"
+        "{per_step}: {work}"
     )
     advises = "pass them as they are, with `enable_gqa=True` (`scaled_dot_product_attention`)"
     min_saved_share = 0.03
@@ -408,7 +406,7 @@ class PrefixAgain(Alternative, frozen=True, kw_only=True):
     rests_on = "keys and values of earlier tokens are kept, and each new token alone goes through the model"
     code = "no_cache"
     title = "generation"
-    says = "the model computes all earlier tokens again for each new one ({what} at a time): {work_ns} of GPU time"
+    says = "the model computes all earlier tokens again for each new one ({what} at a time): {work}"
     advises = "keep keys and values of earlier tokens (`use_cache=True`, a static cache), and give only the new token"
     caveat = "What the host needs for each token stays: a cache alone saves nothing while the host is the limit."
 

@@ -49,7 +49,7 @@ class UnusedGradients(Alternative, frozen=True, kw_only=True):
     title = "unused gradients"
     training_only = True
     says = (
-        "each backward computes gradients of {what} that no optimizer uses: {work_ns} of GPU time, "
+        "each backward computes gradients of {what} that no optimizer uses: {work}, "
         "and what the CPU takes to launch it"
     )
     advises = (

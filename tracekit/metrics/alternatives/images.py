@@ -133,7 +133,7 @@ class ChannelsFirst(Alternative, frozen=True, kw_only=True):
     title = "layout of images"
     says = (
         "group norm is slow with channels last: it needs channels first, and copies there and back take part in "
-        "{work_ns} of GPU time"
+        "{work}"
     )
     advises = "leave channels first and measure both, or use a group norm that is written for channels last"
     caveat = "Convolutions alone are faster with channels last: what is left of both is measured in no other model."
@@ -183,7 +183,7 @@ class BiasBeforeNorm(Alternative, frozen=True, kw_only=True):
     code = "needless_bias"
     case = ""
     title = "biases"
-    says = "convolutions add a bias that the batch norm behind them subtracts again, which takes {work_ns} of GPU time"
+    says = "convolutions add a bias that the batch norm behind them subtracts again, which takes {work}"
     advises = "make these convolutions with `bias=False`: the norm has a bias of its own"
 
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:

@@ -69,7 +69,7 @@ class TrainingMode(Alternative, frozen=True, kw_only=True):
     case = ""
     title = "training mode"
     says = (
-        "the model runs forward alone, but in training mode: {what} take {work_ns} of GPU time, and results differ "
+        "the model runs forward alone, but in training mode: {what} take {work}, and results differ "
         "from run to run or with the batch"
     )
     advises = "call `model.eval()` before it runs"
@@ -140,7 +140,7 @@ class DequantisedWeights(Alternative, frozen=True, kw_only=True):
     title = "dequantised weights"
     says = (
         "weights of 8 bits or fewer are converted and scaled in front of every product, {kernels_per_step} kernels a "
-        "step: {work_ns} of GPU time, more memory than the product reads"
+        "step: {work}, more memory than the product reads"
     )
     advises = (
         "use a product that takes them as they are (torchao's weight-only kernels with `torch.compile`, Marlin, "
@@ -214,7 +214,7 @@ class UnmergedAdapters(Alternative, frozen=True, kw_only=True):
     title = "adapters"
     says = (
         "adapters of low rank run beside the weights that they change, {kernels_per_step} kernels a step: "
-        "{work_ns} of GPU time"
+        "{work}"
     )
     advises = "merge them into the weights before inference (`merge_and_unload()` of PEFT)"
     caveat = "A server that changes adapters from request to request keeps them apart."
@@ -292,7 +292,7 @@ class WeightsMadeAgain(Alternative, frozen=True, kw_only=True):
     code = "weights_made_again"
     case = ""
     title = "weights"
-    says = "weights are made of others again in every forward ({what}): {work_ns} of GPU time"
+    says = "weights are made of others again in every forward ({what}): {work}"
     advises = (
         "make them once before inference (`torch.nn.utils.parametrize.remove_parametrizations`; merge, transpose or "
         "copy them when they are loaded: `weight.t()` alone is a view, which products take as it is)"
@@ -322,7 +322,7 @@ class UnfoldedNorms(Alternative, frozen=True, kw_only=True):
     case = ""
     title = "batch norms"
     says = (
-        "batch norms run behind convolutions, {kernels_per_step} kernels a step: {work_ns} of GPU time for what "
+        "batch norms run behind convolutions, {kernels_per_step} kernels a step: {work} for what "
         "weights and bias of the convolution could do"
     )
     advises = (
@@ -371,7 +371,7 @@ class UnusedLogits(Alternative, frozen=True, kw_only=True):
     code = "unused_logits"
     case = ""
     title = "logits"
-    says = "the head computes logits of all tokens, and few of them are read ({what}): {work_ns} of GPU time"
+    says = "the head computes logits of all tokens, and few of them are read ({what}): {work}"
     advises = "select the tokens before the head (`head(hidden[:, -1])`; `logits_to_keep=1` in Transformers)"
 
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
@@ -414,7 +414,7 @@ class FullSort(Alternative, frozen=True, kw_only=True):
     code = "full_sort"
     case = ""
     title = "sorting"
-    says = "whole rows of {what} values are sorted, of which a few are read: {work_ns} of GPU time"
+    says = "whole rows of {what} values are sorted, of which a few are read: {work}"
     advises = "use `torch.topk`"
 
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:

@@ -72,7 +72,7 @@ class TensorCores(Alternative, frozen=True, kw_only=True):
     code = "precision"
     case = "tf32"
     title = "precision"
-    says = "matrix products in float32 run without tensor cores: {work_ns} of GPU time"
+    says = "matrix products in float32 run without tensor cores: {work}"
     advises = "let them use TF32, slightly less precise ({switch})"
     topic = "tf32"
     further = NARROW
@@ -102,7 +102,7 @@ class _SixteenBits(Alternative, frozen=True, kw_only=True):
     code = "precision"
     case = "narrow"
     title = "precision"
-    says = "matrix products and attention run in float32: {work_ns} of GPU time"
+    says = "matrix products and attention run in float32: {work}"
     topic = "narrow"
     caveat = "Sums, norms and losses stay in float32."
 
@@ -124,7 +124,7 @@ class _SixteenBits(Alternative, frozen=True, kw_only=True):
 def _sixteen_bit_words(dtype: str) -> tuple[str, Sentences]:
     """Return the advice of a 16-bit type, and the words in inference."""
     in_training = f"compute in {dtype} ({{switch}}); weights and losses may stay in float32"
-    says = "products and attention run in float32: {work_ns} of GPU time"
+    says = "products and attention run in float32: {work}"
     return in_training, Sentences(says, f"load the weights in {dtype} and compute in it")
 
 
@@ -240,7 +240,7 @@ class Float64(Alternative, frozen=True, kw_only=True):
     code = "precision"
     case = "fp64"
     title = "precision"
-    says = "kernels compute in float64, first {op}: {work_ns} of GPU time"
+    says = "kernels compute in float64, first {op}: {work}"
     advises = (
         "use float32: NumPy's arrays and `torch.from_numpy` are float64 unless a `dtype` is given"
     )
@@ -347,7 +347,7 @@ class NeedlessCasts(Alternative, frozen=True, kw_only=True):
     title = "precision"
     says = (
         "values of 16 bits are cast to 32 for one operator and back ({what}), {kernels_per_step} kernels {per_step}: "
-        "{work_ns} of GPU time"
+        "{work}"
     )
     advises = (
         "leave out `.float()` and the cast behind: PyTorch's kernels take 16 bits, compute in float32 inside and round "

@@ -32,7 +32,7 @@ class ProductOfPairs(Alternative, frozen=True, kw_only=True):
     code = "pairs"
     title = "pairs by broadcasting"
     says = (
-        "all pairs of rows are made by broadcasting ({what}) and summed behind: {work_ns} of GPU time, nearly all of "
+        "all pairs of rows are made by broadcasting ({what}) and summed behind: {work}, nearly all of "
         "it for memory"
     )
     advises = "use a product of matrices (`a @ b.T`, `einsum`); squared distances are `a² - 2·a·b + b²` (`torch.cdist`)"

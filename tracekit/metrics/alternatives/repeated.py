@@ -98,7 +98,7 @@ class RareFigures(Alternative, frozen=True, kw_only=True):
     code = "figures"
     title = "figures for logs"
     training_only = True
-    says = "every step computes figures of all logits that nothing trains by (with {what}): {work_ns} of GPU time"
+    says = "every step computes figures of all logits that nothing trains by (with {what}): {work}"
     advises = (
         "compute them every N steps, or of what the loss has already (its log-probabilities); `torch.compile` "
         "reads the logits once for all of them"

@@ -154,7 +154,7 @@ class StaticCache(Alternative, frozen=True, kw_only=True):
     title = "tensors that grow"
     says = (
         "tensors grow by `cat` {kernels_per_step} times a step, which copies all of each to add little: "
-        "{work_ns} of GPU time"
+        "{work}"
     )
     advises = (
         "write new rows into a tensor of the full size (`cache[:, :, n] = new`; a static cache)"

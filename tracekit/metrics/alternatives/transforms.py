@@ -33,7 +33,7 @@ class AwkwardLength(Alternative, frozen=True, kw_only=True):
     title = "lengths of transforms"
     says = (
         "the data of Fourier transforms have {what}, which has a large prime factor, so that each is computed as "
-        "several longer ones: {work_ns} of GPU time"
+        "several longer ones: {work}"
     )
     advises = "pad or cut the data to a length of small prime factors (`scipy.fft.next_fast_len`)"
     caveat = "Padding changes the frequencies; for a convolution it is harmless."
