@@ -167,6 +167,21 @@ def test_fused_operators_tell_if_they_agree(program):
         ("void flashinfer::sampling::TopKTopPSamplingFromProbKernel", "custom::sample", "sampling"),
         ("reduce_kernel<512, 1, ArgMaxOps<float>>", "aten::argmax", "sampling"),
         ("void act_and_mul_kernel<bf16, silu>", "sgl_kernel::activate", "mlp"),
+        # Experts, whose sorting is the router's and whose sum is theirs.
+        (
+            "_ZN5aiter50fmoe_bf16_blockscaleFp8_g1u1_vs_silu_1tg_ps_32x256E",
+            "aiter::fused_moe_",
+            "mlp",
+        ),
+        ("cutlass::device_kernel<GemmUniversal>", "trtllm::fused_moe", "mlp"),
+        ("finalizeMoeRoutingKernel<__nv_bfloat16>", "trtllm::fused_moe", "mlp"),
+        ("customMoeRoutingKernel<float>", "trtllm::renorm_moe_routing_op", "router"),
+        ("void vllm::moe::moe_sum_kernel<c10::BFloat16, 8>", "_moe_C::moe_sum", "mlp"),
+        ("void ck_tile::kentry<1, ck_tile::MoeSortingKernel>", "aiter::moe_sorting_fwd", "router"),
+        ("_matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1", "vllm::moe_forward", "mlp"),
+        ("_ZN5aiter28pa_bf16_noquant_gqa8_1tg_4wE", "aiter::pa_fwd_asm", "attention"),
+        ("kernel_mha", "trtllm::attn_custom_op_inplace", "attention"),
+        ("paged_attention_ll4mi_reduce_kernel<bf16>", "_rocm_C::paged_attention", "attention"),
     ],
 )
 @pytest.mark.parametrize("mark", ["step[DECODE bs=4]", "execute_context_0(0)_generation_4(4)"])
@@ -214,3 +229,23 @@ def test_what_scales_masks_or_copies_the_scores_of_attention_belongs_to_it(progr
         program.op(op, i, i + 0.9, shapes=shapes)
         ids.append(program.kernel(kernel, i + 0.1))
     assert modules_of(classify(program.events()), ids) == [module for *_, module in names]
+
+
+@pytest.mark.parametrize("op", ["aten::silu", "aten::gelu"])
+def test_an_activation_is_a_feed_forwards_only_between_its_products(program, op):
+    """In the second stretch it activates what a norm gives a convolution, as in a diffusion model."""
+    names = (
+        ("aten::mm", "gemm", "[[4, 8], [8, 32]]", None),
+        (op, "elementwise", "[[4, 32]]", "mlp"),
+        ("aten::mul", "elementwise", "[[4, 32], [4, 32]]", None),
+        ("aten::mm", "gemm", "[[4, 32], [32, 8]]", None),
+        ("aten::native_group_norm", "norm", "[[4, 8, 16, 16]]", "norm"),
+        (op, "elementwise", "[[4, 8, 16, 16]]", None),
+        ("aten::cudnn_convolution", "conv", "[[4, 8, 16, 16], [8, 8, 3, 3]]", "convolution"),
+    )
+    ids = []
+    for i, (operator, kernel, shapes, _) in enumerate(names):
+        program.op(operator, i, i + 0.9, shapes=shapes)
+        ids.append(program.kernel(kernel, i + 0.1))
+    modules = modules_of(classify(program.events()), ids)
+    assert (modules[1], modules[5]) == ("mlp", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import polars as pl
 import pytest
 
 from tracekit.metrics.rates import (
@@ -12,7 +13,9 @@ from tracekit.metrics.rates import (
     flop,
     fused_experts,
     most_convolution_output,
+    products,
 )
+from tracekit.schema import LABELLED, conform
 
 
 @pytest.mark.parametrize(
@@ -140,10 +143,69 @@ def test_quantised_products_of_servers_multiply_and_add_as_others(op, shapes):
     assert flop(op, shapes) == 60
 
 
-def test_packed_weights_make_no_claim():
-    # Four bits a number, sixteen rows in one: the sizes of the matrix are values, not shapes.
-    assert flop("_C::gptq_marlin_gemm", "[[16,512],[],[32,2048],[4,1024],[],[],[]]") is None
+@pytest.mark.parametrize(
+    ("op", "shapes"),
+    [
+        # Eight weights of 4 bits in a number: sixteen rows in one, a row for eight, a column for eight.
+        ("_C::gptq_marlin_gemm", "[[16,512],[],[32,2048],[4,1024],[],[],[]]"),
+        ("_C::gptq_gemm", "[[16,512],[64,1024],[4,128],[4,1024],[512]]"),
+        ("_C::awq_gemm", "[[16,512],[512,128],[4,1024],[4,128],[]]"),
+        (
+            "_C::gptq_marlin_gemm",
+            "[[16,512],[],[32,4096],[4,1024],[],[],[]]",
+        ),  # 8 bits: four in one
+    ],
+)
+def test_packed_weights_hold_as_many_numbers_as_the_matrix_has(op, shapes):
+    assert flop(op, shapes) == 2 * 16 * 512 * 1024
 
 
-def test_experts_of_aiter_are_known_by_their_sizes():
-    assert flop("aiter::fused_moe_", "[[4,8],[16,12,8],[16,8,6],[4,2],[4,2]]") == 2304
+def test_packed_weights_that_fit_no_matrix_make_no_claim():
+    assert flop("_C::gptq_marlin_gemm", "[[16,512],[],[32,2000],[4,1024],[],[],[]]") is None
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes"),
+    [
+        ("aiter::fused_moe_", "[[4,8],[16,12,8],[16,8,6],[4,2],[4,2]]"),
+        # Tokens, the experts of each and their weights, then both matrices with their biases.
+        ("trtllm::fused_moe", "[[4,8],[4,2],[4,2],[16,12,8],[16,12],[16,8,6],[16,8]]"),
+    ],
+)
+def test_experts_of_servers_are_known_by_their_sizes(op, shapes):
+    assert flop(op, shapes) == 2304
+
+
+def test_experts_that_other_ranks_hold_leave_the_work_open():
+    # A map from all 64 experts to the 16 that are here: how many tokens come is not in the shapes.
+    shapes = "[[4,8],[16,12,8],[16,8,6],[4,2],[4,2],[64]]"
+    assert flop("vllm::fused_experts", shapes) is None
+
+
+@pytest.mark.parametrize(("expert_ranks", "counted"), [(1, True), (8, False)])
+def test_experts_of_tensorrt_llm_on_several_ranks_are_not_counted(expert_ranks, counted):
+    event = {
+        "id": 0,
+        "kind": "kernel",
+        "name": "cutlass::device_kernel<GemmUniversal>",
+        "op": "trtllm::fused_moe",
+        "op_id": 1,
+        "label": "forward",
+        "shapes": "[[4,8],[4,2],[4,2],[16,12,8],[],[16,8,6],[]]",
+        "concrete": f"[null,null,null,null,null,null,null,15,null,null,true,1,0,{expert_ranks},0,1,0]",
+        "start_ns": 0,
+        "end_ns": 10_000,
+    }
+    _, rates = products(conform(pl.DataFrame([event]), LABELLED), device="NVIDIA H200")
+    assert (rates.flop, rates.uncounted_ns) == ((2304, 0) if counted else (0, 10_000))
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes"),
+    [
+        ("trtllm::nvfp4_gemm", "[[2,3],[5,3],[1],[1]]"),
+        ("_C::cutlass_scaled_fp4_mm", "[[2,5],[2,3],[5,3],[1],[1]]"),
+    ],
+)
+def test_matrices_with_two_numbers_in_a_byte_cost_twice_their_bytes(op, shapes):
+    assert flop(op, shapes) == 2 * 60

@@ -52,6 +52,12 @@ def test_a_product_reads_both_matrices_and_writes_one():
     assert product_bytes("aten::mm", "[[10,20],[20,30]]", None, 12_000, 1) is None
 
 
+def test_a_product_that_is_given_its_output_does_not_read_it():
+    shapes = "[[10,30],[10,20],[20,30]]"
+    moved = product_bytes("_C::cutlass_scaled_mm", shapes, "fp8", 2 * 10 * 20 * 30, 1)
+    assert moved == 200 + 600 + 300
+
+
 def add(number, ns, size=1024):
     return {"id": number, "kind": "kernel", "name": "k", "label": "forward", "op": "aten::add", "op_id": number,
             "shapes": f"[[{size}],[{size}]]", "dtypes": '["float","float"]', "start_ns": 0, "end_ns": ns}  # fmt: skip

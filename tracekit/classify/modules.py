@@ -357,6 +357,7 @@ def find_modules(evidence: EventEvidence, decisions: Decisions, book: RuleBook) 
     modules.fill("fused operators", fused.where(has_module))
     is_fused = evidence.text("name").map(lambda name: fused_operators(name) is not None)
     by_name = by_rule.fill(matching(name_kinds, rows[~is_fused[rows]]))
+    by_name = by_name.where(~_activates_something_else(evidence, has_module, is_gemm))
     # A layer that normalizes and multiplies in one function has both names. Its products are no
     # norm.
     modules.fill("name", by_name.where(~(is_gemm & by_name.any_of("norm"))))
@@ -372,6 +373,35 @@ def find_modules(evidence: EventEvidence, decisions: Decisions, book: RuleBook) 
     modules.fill("forward", inherited.where(~(is_gemm & inherited.any_of("norm"))))
     modules.fill("forward", products.modules_of_equal_shapes(modules.value, is_forward))
     return modules
+
+
+MAX_LAUNCHES_TO_PRODUCT = 4
+"""Launches from an activation to the products before and behind it in a feed-forward part: a bias, a
+product with the gate, a dropout and a cast may lie between."""
+
+
+def _activates_something_else(evidence: EventEvidence, has_module: Bools, is_gemm: Bools) -> Bools:
+    """Return the mask of activations (GELU, SiLU) that do not lie between two products of a feed-forward part.
+
+    Convolutions, embeddings of time steps and norms have them as well.
+    """
+    op = evidence.text("op")
+    is_named = evidence.text("name").matches(KERNELS["activation"])
+    is_activation = op.matches(OPERATORS["activation"]) | (is_named & ~op.present)
+    is_activation &= has_module
+    rows = evidence.launches.by_thread(evidence.launches.ordered(has_module))
+    if not is_activation.any() or not len(rows):
+        return is_activation
+    before, after = nearest_rows(is_gemm[rows])
+    at = np.arange(len(rows))
+    thread = evidence.launches.thread[rows]
+    is_between = (before >= 0) & (after >= 0)
+    before = np.where(is_between, before, 0)
+    after = np.where(is_between, after, 0)
+    is_between &= (at - before <= MAX_LAUNCHES_TO_PRODUCT) & (after - at <= MAX_LAUNCHES_TO_PRODUCT)
+    is_between &= (thread[before] == thread) & (thread[after] == thread)
+    is_activation[rows[is_between]] = False
+    return is_activation
 
 
 def _modules_of_calls(path: CategoryColumn, kinds: Sequence[NamedKind]) -> CategoryColumn:

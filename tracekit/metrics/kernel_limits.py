@@ -18,7 +18,7 @@ import polars as pl
 
 from tracekit._util.shapes import is_shape, parse_list
 from tracekit.metrics.peaks import find_gpu
-from tracekit.metrics.rates import CONVOLUTIONS, FusedExperts
+from tracekit.metrics.rates import CONVOLUTIONS, OUTPUT_FIRST, FusedExperts
 
 _TABLES: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("kernel_limits.toml").read_text(encoding="utf-8")
@@ -226,6 +226,8 @@ def product_bytes(
     """
     width = BYTES_BY_DTYPE.get(dtype or "")
     tensors = [shape for shape in parse_list(shapes) if _is_tensor(shape)]
+    if op in OUTPUT_FIRST:
+        tensors = tensors[1:]
     matrices = [shape for shape in tensors if len(shape) > 1]
     if width is None or len(matrices) < 2 or flop is None:
         return None

@@ -47,6 +47,11 @@ DTYPE_NAMES: Mapping[str, str] = _TABLES["dtypes"]
 """Short names of the types in which products compute, by their names in a recording."""
 DTYPES_NARROW_TO_WIDE = ("fp4", "fp8", "int8", "bf16", "fp16", "fp32", "fp64")
 
+OUTPUT_FIRST = frozenset(_TABLES["output_first"])
+"""Products whose first input is the matrix that they write."""
+TWO_IN_A_BYTE = frozenset(_TABLES["two_in_a_byte"])
+"""Products whose matrices hold two numbers in a byte."""
+
 MAX_UNCOUNTED_SHARE = 0.01
 """Share of product time without known FLOP above which utilisation is withheld: it would be too
 low."""
@@ -209,8 +214,11 @@ class _ProductKernels(msgspec.Struct, frozen=True, eq=False):
         # is two.
         is_helper = has_formula & ~texts["op"].any_of(CONVOLUTION_BACKWARD)
         rows = np.flatnonzero(np.where(is_kernel, has_formula | named, is_helper))
-        columns = ("name", "op", "label", "module", "shapes", "dtypes")
-        name, op, label, module, shapes, dtypes = (texts[column].take(rows) for column in columns)
+        columns = ("name", "op", "label", "module", "shapes", "dtypes", "concrete")
+        name, op, label, module, shapes, dtypes, concrete = (
+            texts[column].take(rows) for column in columns
+        )
+        shapes = shapes.where(~(op.any_of(TRTLLM_EXPERTS) & concrete.map(_shares_experts)))
         start = labelled["start_ns"].to_numpy()[rows]
         end = labelled["end_ns"].to_numpy()[rows]
         op_id = to_int64(labelled["op_id"][rows])
@@ -231,6 +239,23 @@ class _ProductKernels(msgspec.Struct, frozen=True, eq=False):
             start,
             end,
         )
+
+
+def _shares_experts(concrete: str) -> bool:
+    """Return whether other ranks hold experts of TensorRT-LLM's layer, so that shapes leave open how many tokens come.
+
+    Of its concrete inputs the first six whole numbers in a row are size and rank of the tensor, the
+    expert and the cluster parallelism.
+
+    >>> _shares_experts('[null,null,15,null,1,0,8,3,1,0,false]'), _shares_experts('[null,1,0,1,0,1,0]')
+    (True, False)
+    """
+    values = parse_list(concrete)
+    for start in range(len(values) - 5):
+        sizes = values[start : start + 6]
+        if all(type(value) is int for value in sizes):
+            return bool(sizes[2] > 1)
+    return False
 
 
 def _families(names: CategoryColumn) -> CategoryColumn:
@@ -299,7 +324,8 @@ def _add_flop_and_peak(
 
     def group_flop(op: str | None, shapes: str | None, dtype: str | None, calls: int) -> int | None:
         each = None if op is None or shapes is None else flop(op, shapes, outputs=outputs)
-        packed = 2 if dtype == "fp4" else 1  # a byte holds two numbers along the inner size
+        # A byte holds two numbers along the inner size.
+        packed = 2 if dtype == "fp4" and op not in TWO_IN_A_BYTE else 1
         return each * packed * calls if each is not None and each * calls < MAX_FLOP else None
 
     flops = [
@@ -397,7 +423,8 @@ def flop(op: str, shapes: str, *, outputs: dict[str, int] | None = None) -> int 
         output = (outputs or {}).get(f"{dims[0]}{dims[1]}") if len(dims) > 1 else None
         return None if output is None else 2 * output * prod(dims[1][1:])
     if formula is not None:
-        return formula(dims)
+        operations = formula(dims)
+        return operations if operations is None or op not in TWO_IN_A_BYTE else 2 * operations
     experts = fused_experts(shapes)
     return None if experts is None else experts.flop
 
@@ -553,21 +580,25 @@ class FusedExperts(msgspec.Struct, frozen=True):
 def fused_experts(shapes: str) -> FusedExperts | None:
     """Return the sizes of experts in one call, by the shapes alone: they fit no other operator.
 
-    The inputs are tokens × width, then for each expert a matrix from the width and one back to
-    it, then a row for each token with its experts.
+    The inputs are tokens × width, for each expert a matrix from the width and one back to it, and a
+    row for each token with its experts. A map of the experts that other ranks hold, longer than the
+    list of those that are here, leaves open how many tokens come: None.
 
     >>> experts = fused_experts("[[4,8],[16,12,8],[16,8,6],[4,2]]")
     >>> experts.weights_per_expert, experts.flop, experts.tokens_per_expert
     (144, 2304, 0.5)
     """
     dims = _parse_shapes(shapes)
-    if dims is None or [len(size) for size in dims[:3]] != [2, 3, 3]:
+    if dims is None or len(dims[0]) != 2:
+        return None
+    of_experts = [size for size in dims if len(size) == 3]
+    if len(of_experts) != 2:
         return None
     tokens, width = dims[0]
-    into = dims[1]
-    back = dims[2]
-    matrices = [size for size in dims[3:] if len(size) == 2]
-    per_token = [columns for rows, columns in matrices if rows == tokens]
+    into, back = of_experts
+    per_token = [size[1] for size in dims[1:] if len(size) == 2 and size[0] == tokens]
+    if any(len(size) == 1 and size[0] > into[0] and size[0] % into[0] == 0 for size in dims):
+        return None
     is_gated = into[1] == 2 * back[2]
     fits = into[0] == back[0] and into[2] == width == back[1] and (is_gated or into[1] == back[2])
     if not fits or not per_token or not 0 < per_token[0] <= into[0]:
@@ -579,6 +610,31 @@ def fused_experts(shapes: str) -> FusedExperts | None:
         experts_per_token=per_token[0],
         weights_per_expert=prod(into[1:]) + prod(back[1:]),
     )
+
+
+WEIGHTS_IN_A_NUMBER = (8, 4)
+"""Weights of 4 and of 8 bits in a 32-bit number."""
+
+
+def _packed_weights(dims: Dims) -> int | None:
+    """Return the operations of a product with packed weights.
+
+    The columns of its result are the last size of an input (the scales) with which the packed
+    weights hold as many numbers as the matrix has.
+
+    >>> _packed_weights([[16, 512], [], [32, 2048], [4, 1024]])  # 16 × 512 times 512 × 1024, in 4 bits
+    16777216
+    """
+    if not dims or len(dims[0]) != 2:
+        return None
+    rows, inner = dims[0]
+    others = [size for size in dims[1:] if len(size) == 2]
+    fitting: set[int] = set()
+    for weights in others:
+        for count in WEIGHTS_IN_A_NUMBER:
+            of_matrix = prod(weights) * count
+            fitting.update(size[1] for size in others if size[1] * inner == of_matrix)
+    return 2 * rows * inner * fitting.pop() if len(fitting) == 1 else None
 
 
 def _attention(first: int, *, heads: int, backward: bool = False) -> Formula:
@@ -602,6 +658,7 @@ def _convolution_backward(dims: Dims) -> int | None:
     return 2 * prod(dims[0]) * prod(dims[2][1:])
 
 
+TRTLLM_EXPERTS = "trtllm::fused_moe"
 CONVOLUTIONS: list[str] = _TABLES["convolutions"]
 CONVOLUTION_INPUTS: dict[str, dict[str, int]] = _TABLES["convolution_inputs"]
 CONVOLUTION_BACKWARD = "aten::convolution_backward"
@@ -615,6 +672,7 @@ def _formulas() -> dict[str, Formula | None]:
     for op, inputs in _TABLES["transposed_products"].items():
         formulas[op] = _product(*inputs, transposed=True)
     formulas |= dict.fromkeys(_TABLES["grouped"], _grouped)
+    formulas |= dict.fromkeys(_TABLES["packed_weights"], _packed_weights)
     for heads, pairs in _TABLES["attention"].items():
         for forward_op, backward_op in pairs:
             formulas[forward_op] = _attention(0, heads=int(heads))

@@ -109,7 +109,8 @@ def _unused_sizes(rank: RankWork, gradients: pl.DataFrame) -> set[Size]:
     for site in updates.iter_rows(named=True):
         inputs = Inputs.of(site)
         sizes = inputs.tensors(0) or [inputs.size(0)]
-        is_list = "_fused_" in site["op"] or "_foreach_" in site["op"]
+        op = site["op"] or ""
+        is_list = "_fused_" in op or "_foreach_" in op
         is_known &= bool(inputs.tensors(0)) or not is_list
         updated.update(tuple(size) for size in sizes)
     if updates.is_empty():
