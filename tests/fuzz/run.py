@@ -36,6 +36,7 @@ TARGETS = {
     "kineto": ("kineto", "make", "check"),
     "perfetto": ("perfetto", "make", "check"),
     "nsight": ("others", "make_nsight", "check_nsight"),
+    "tools": ("tools", "make", "check"),
     "store": ("others", "make_store", "check_store"),
     "rules": ("others", "make_rules", "check_rules"),
     "redact": ("redact", "make", "check"),

@@ -17,6 +17,7 @@ COUNTS = {
     "kineto": 120,
     "perfetto": 120,
     "nsight": 12,
+    "tools": 40,
     "store": 60,
     "rules": 60,
     "redact": 40,
