@@ -126,6 +126,14 @@ def test_a_finding_that_moved_without_the_step_is_folded():
     assert "Findings that changed" not in text
 
 
+def test_a_finding_that_moved_against_the_step_is_said_to(mended):
+    """The step became faster by one finding; another one is new."""
+    result = result_of(*mended)
+    findings = [*result.findings, replace(result.findings[0], kind="new", step_agrees=False)]
+    note = finding_words.undecided_note(replace(result, findings=findings))
+    assert note == "1 finding differs the other way than the step time"
+
+
 def test_names_from_a_trace_are_data_in_every_report():
     bad = finding(text=SECRET_CALL, advice=SECRET_CALL)
     judged = gate(side(120.0, bad), side(100.0)).to_document()

@@ -323,7 +323,7 @@ def _changed_findings(result: words.Compared) -> str:
     if sentence := finding_words.savings_sentence(result):
         parts.append(f"**{markdown(sentence)}**")
     if undecided:
-        parts.append(folded(finding_words.undecided_note(len(undecided)), "\n".join(undecided)))
+        parts.append(folded(finding_words.undecided_note(result), "\n".join(undecided)))
     return "\n\n".join(parts)
 
 

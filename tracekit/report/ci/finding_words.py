@@ -64,13 +64,14 @@ def undecided_findings(result: Compared) -> list[FindingLine]:
     return [_line(row) for row in _comparable_rows(result) if not row.step_agrees]
 
 
-def undecided_note(count: int) -> str:
-    """Return the title of findings that changed without the step time.
-
-    >>> undecided_note(1)
-    '1 finding differs, but the step time does not beyond its noise'
-    """
+def undecided_note(result: Compared) -> str:
+    """Return the title of findings that changed without the step time, or the other way."""
+    rows = _comparable_rows(result)
+    count = sum(not row.step_agrees for row in rows)
     verb = "differs" if count == 1 else "differ"
+    # What is about memory agrees whatever the step does.
+    if any(row.step_agrees and row.cost_after_bytes is None for row in rows):
+        return f"{counted(count, 'finding')} {verb} the other way than the step time"
     return f"{counted(count, 'finding')} {verb}, but the step time does not beyond its noise"
 
 

@@ -38,6 +38,8 @@ TIMELINE_SCRIPTS = tuple(
 """Scripts of every page with a timeline."""
 HEAT_MAP_COLUMNS = 64
 """Columns of the map of the mesh side by side; a broader mesh continues below."""
+MIN_SHOWN_NS = 5_000
+"""The least time that two digits of a millisecond show."""
 MIN_CHANGE_SHARE = 0.02
 """Changes below this share of the whole difference are summed as smaller changes."""
 
@@ -256,7 +258,7 @@ def render_diff(result: DiffDocument, *, analyses: tuple[Analysis, Analysis] | N
         words=words,
         found_changes=finding_words.changed_findings(result),
         undecided_changes=undecided,
-        undecided_note=finding_words.undecided_note(len(undecided)),
+        undecided_note=finding_words.undecided_note(result),
         savings=finding_words.savings_sentence(result),
     )
 
@@ -297,6 +299,6 @@ def diff_waterfall(result: Waterfall) -> tuple[Rung, ...]:
         if abs(change_ns) >= min_change_ns:
             changes.append((row.part, change_ns))
             rest_ns -= change_ns
-    if abs(rest_ns) > len(changes):  # more than what rounding leaves
+    if abs(rest_ns) >= MIN_SHOWN_NS:
         changes.append(("smaller changes", rest_ns))
     return waterfall(("before", before_ns), ("after", after_ns), changes)
