@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import types
+
 import polars as pl
 import pytest
 from rich.console import Console
