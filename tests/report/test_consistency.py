@@ -639,3 +639,20 @@ def test_another_schedule_is_compared_with_and_not_called_what_ran(samples):
     assert (schedule.name, schedule.compared_with, schedule.exact) == ("1f1b", "dualpipe", True)
     document = analysis_of(samples / "1f1b", schedule="dualpipe").to_dict()["schedule"]
     assert (document["name"], document["compared_with"]) == ("1f1b", "dualpipe")
+
+
+@pytest.mark.parametrize(
+    ("sample", "framework", "own", "foreign"),
+    [
+        ("1f1b", "Megatron-LM", "interleaved", "chimera"),
+        ("interleaved", "PyTorch", "gpipe", "zb-h1"),
+    ],
+)
+def test_schedules_that_the_framework_has_come_first(samples, sample, framework, own, foreign):
+    lines = lines_of(analysis_of(samples / sample, what_if=True), 120, brief=True)
+    headings = [i for i, line in enumerate(lines) if f"in {framework}" in line]
+    has_own, has_not = headings
+    assert lines[has_own].startswith(f"what if, in {framework}")
+    assert lines[has_not].startswith(f"not in {framework}")
+    assert any(line.startswith(own) for line in lines[has_own:has_not])
+    assert any(line.startswith(foreign) for line in lines[has_not:])

@@ -66,6 +66,8 @@ class Entry(msgspec.Struct, frozen=True):
     """Whether it is a pipeline of micro-batches; weight-reload is not."""
     searched: bool = False
     """Whether its order is searched for the given times, so that its sizes do not determine it."""
+    frameworks: tuple[str, ...] | None = None
+    """Frameworks of training that have it; None of a schedule that a user registered."""
 
 
 _GROUP_CONSTRAINT = (
@@ -92,7 +94,9 @@ def _entry(name: str, build: Callable[[Sizes], Orders], **options: Any) -> Entry
 
     *options* are further fields.
     """
-    return Entry(name, build, **_CATALOGUE_TEXTS[name], **options)
+    texts = dict(_CATALOGUE_TEXTS[name])
+    frameworks = tuple(texts.pop("frameworks", ()))
+    return Entry(name, build, frameworks=frameworks, **texts, **options)
 
 
 def _by_size(build: Callable[[int, int], Orders]) -> Callable[[Sizes], Orders]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 import polars as pl
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from tracekit._util.text import counted, ms, signed
 from tracekit.analysis import Analysis
@@ -14,7 +14,7 @@ from tracekit.analysis.combine.communication import below_peak_ns
 from tracekit.documents.analysis import Difference
 from tracekit.metrics.overlap import ratio
 from tracekit.pipeline.against_ideal import ScheduleComparison, WhatIf
-from tracekit.pipeline.schedules import Schedule
+from tracekit.pipeline.schedules import Schedule, describe
 from tracekit.report.blocks import Block, Folded, Listing, PipelineChart, Sentence
 from tracekit.report.notices import notice_sentence
 from tracekit.report.pace import beyond_noise
@@ -67,11 +67,41 @@ class Rung(msgspec.Struct, frozen=True):
         )
 
 
+PIPELINE_FRAMEWORKS = {
+    "PyTorch": r"^torch-pipelining$|\bPP:\d",
+    "DeepSpeed": r"(?i)deepspeed",
+    "Megatron-LM": r"(?i:\bmegatron\b)|LinearWithGradAccumulation|\bPIPELINE_MODEL_PARALLEL_GROUP\b",
+}
+"""Frameworks with schedules of their own, by what a recording holds of them: rules that decided, names of ranges,
+operators and process groups. The first that is seen counts."""
+_TELLING_COLUMNS = ("pack", "annotations", "chain", "group_desc")
+
+
+def pipeline_framework(reasons: pl.DataFrame) -> str | None:
+    """Return the framework whose pipeline a run shows, from the table ``reasons``; None if none is known.
+
+    >>> pipeline_framework(pl.DataFrame({"pack": ["torch"], "annotations": ["PP:0F3"]}))
+    'PyTorch'
+    """
+    texts = [reasons[name].drop_nulls() for name in _TELLING_COLUMNS if name in reasons.columns]
+    for name, pattern in PIPELINE_FRAMEWORKS.items():
+        if any(text.cast(pl.String).str.contains(pattern).any() for text in texts):
+            return name
+    return None
+
+
 class WhatIfRow(WhatIf, frozen=True):
     """The prediction for another schedule, another layout, or the run without one cause of its gap."""
 
     command: str | None = None
     """Command that draws the schedule."""
+
+    def is_in(self, framework: str | None) -> bool:
+        """Return whether a framework has it, or is not known; the run's own schedule and layouts are in any."""
+        if framework is None or self.ran or self.change != "schedule":
+            return True
+        frameworks = describe(self.name).frameworks
+        return frameworks is None or framework in frameworks
 
     @property
     def title(self) -> str:
@@ -351,11 +381,22 @@ def alternatives(comparison: ScheduleComparison) -> list[WhatIfRow]:
     return [*schedules, *(row for row in rows if row.change == "layout")]
 
 
-def what_if_table(rows: Sequence[WhatIfRow]) -> Table | None:
-    """Return predictions for other schedules, the best first, with their assumptions below; None without any."""
+def what_if_table(
+    rows: Sequence[WhatIfRow],
+    heading: str = "what if",
+    *,
+    notes_of: Sequence[WhatIfRow] | None = None,
+) -> Table | None:
+    """Return predictions for other schedules, the best first, with their assumptions below; None without any.
+
+    Args:
+        rows: The predictions.
+        heading: What the table is of.
+        notes_of: Rows whose assumptions stand below, if not these; without any, nothing does.
+    """
     saves = "against this run as measured (− would be slower)"
     columns = (
-        Column("what if", "name", value="title"),
+        Column(heading, "name", value="title"),
         Column("predicted", "ms", value="predicted_ns"),
         Column(
             "between ms",
@@ -368,13 +409,15 @@ def what_if_table(rows: Sequence[WhatIfRow]) -> Table | None:
         Column("peak", "figure", 2, "micro-batches held", value=_peak_activations),
         Column("draw it", "command", value=lambda row: "" if row.ran else row.command or ""),
     )
+    if notes_of is not None and not notes_of:
+        columns = tuple(replace(column, note="") for column in columns)
     totals = [i for i, row in enumerate(rows) if row.ran]
     schedules = [i for i, row in enumerate(rows) if row.change == "schedule"]
     others = [i for i, row in enumerate(rows) if row.change != "schedule"]
     return make_table(
         columns,
         rows,
-        notes=_what_if_notes(rows),
+        notes=_what_if_notes(rows if notes_of is None else notes_of),
         totals=totals,
         short={*totals, *schedules[:MAX_ALTERNATIVES], *others},
         short_note=f"the best of {counted(len(schedules), 'schedule')}",
@@ -455,7 +498,18 @@ def _gap_blocks(analysis: Analysis) -> Sequence[Block | None]:
 
 
 def _what_if_blocks(analysis: Analysis) -> Sequence[Block | None]:
-    return [] if analysis.schedule is None else [what_if_table(alternatives(analysis.schedule))]
+    if analysis.schedule is None:
+        return []
+    rows = alternatives(analysis.schedule)
+    framework = pipeline_framework(analysis.tables["reasons"])
+    foreign = [row for row in rows if not row.is_in(framework)]
+    if not foreign:
+        return [what_if_table(rows)]
+    own = [row for row in rows if row.is_in(framework)]
+    return [
+        what_if_table(own, f"what if, in {framework}", notes_of=()),
+        what_if_table(foreign, f"not in {framework}", notes_of=rows),
+    ]
 
 
 def _orders_blocks(analysis: Analysis) -> Sequence[Block | None]:
