@@ -107,7 +107,11 @@ def test_an_open_explanation_fits_the_window(look, pages, width):
 def test_a_page_without_memory_has_no_empty_line(look, pages):
     page = look(pages("1f1b"))
     assert page.evaluate("tracekit.timeline.chart.rows().filter((row) => row.line).length") == 0
-    assert page.locator("#timeline-lanes button").all_inner_texts() == ["cells", "host"]
+    assert page.locator("#timeline-lanes button").all_inner_texts() == [
+        "critical path",
+        "cells",
+        "host",
+    ]
 
 
 def test_explanations_are_text_whatever_a_trace_says(tmp_path, kernels_named):

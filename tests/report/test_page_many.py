@@ -102,7 +102,7 @@ def many(samples):
         tables={**dict(analysis.tables), "steps": steps},
         clocks=type(analysis.clocks).recorded(range(RANKS)),
         walked_path=None,
-        critical=None,
+        described_path=None,
         changed_steps=(),
     )
     # Instead of what would be found in the sample's figures; an analysis keeps its findings.

@@ -63,7 +63,7 @@ def test_one_rank_has_rates_of_its_products_alone(look, runs):
     odd = next(
         row for row in rows if row[1] == "2048×1024 · 1024×4093" and row[0].startswith("forward")
     )
-    assert (odd[2], odd[3]) == ("96.2", "9.7 %")  # an odd width keeps the product off the fast path
+    assert odd[2:5] == ["bf16", "96.2", "9.7 %"]  # an odd width keeps the product off the fast path
 
 
 def test_what_better_kernels_could_give_stands_under_the_gap(look, runs):
@@ -93,7 +93,7 @@ def test_the_path_lists_its_longest_segments_and_leads_to_their_ranks(look, runs
     longest = lengths.sort("ns", descending=True).head(10)
     assert len(rows) == 10
     assert sorted(int(row[3]) for row in rows) == sorted(longest["rank"])
-    assert sorted(row[1] for row in rows) == sorted(f"{ns / 1e6:.2f} ms" for ns in longest["ns"])
+    assert sorted(row[1] for row in rows) == sorted(f"{ns / 1e6:.1f} ms" for ns in longest["ns"])
     page.locator("#critical-path tbody tr").nth(1).locator("a").first.click()
     page.locator("#said", has_text=f"timeline of rank {rows[1][3]}").wait_for(state="attached")
 

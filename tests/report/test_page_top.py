@@ -269,8 +269,8 @@ def test_no_absolute_path_of_the_traces_is_on_the_page(analysed, samples):
 @pytest.mark.slow
 def test_wide_screens_have_two_columns_in_the_order_of_the_page(look, pages):
     page = look(pages("1f1b"), width=1920, height=1080)
-    gap, waits = (page.locator(f"#{name}").bounding_box() for name in ("gap", "stragglers"))
-    assert gap["x"] + gap["width"] <= waits["x"]
+    budget, waits = (page.locator(f"#{name}").bounding_box() for name in ("budget", "stragglers"))
+    assert budget["x"] + budget["width"] <= waits["x"]
     assert page.evaluate("document.documentElement.scrollWidth") <= 1920
     cut = page.locator("main .scroll").evaluate_all(
         "(all) => all.filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.closest('section').id)"
