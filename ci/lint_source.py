@@ -161,6 +161,7 @@ PUBLIC_UNDERSCORES = {
     "_fields": "documented attribute of named tuples",
     "_replace": "documented method of named tuples",
     "_fields_": "documented attribute of ctypes structures",
+    "_repr_html_": "documented protocol of IPython",
     "_set_group_desc": "PyTorch has no public way to describe a process group that exists; its absence is handled",
     "_dump_nccl_trace": "PyTorch documents it, and has no other name for dumping the flight recorder",
 }
@@ -268,6 +269,46 @@ def defined_names(module: Module) -> set[str]:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 names.add(name)
     return names
+
+
+TEST_FRAMES = {"self", "cls"}
+"""What holds a test helper's own private names."""
+SHARED_PACKAGES = {"_util", "_loops", "_version"}
+"""Parts of tracekit that all of it shares: their modules are named with an underscore, not what they hold."""
+
+
+def private_names_in_tests(_modules: list[Module]) -> Iterator[str]:
+    """Private names that a test imports, reaches through another object or replaces."""
+    for file in sorted((ROOT / "tests").rglob("*.py")):
+        path = file.relative_to(ROOT).as_posix()
+        module = Module(path, file.read_text(encoding="utf-8"))
+        for use, line in private_uses_of_test(module):
+            yield f"{path}:{line}: {use} is private: test the behaviour it is part of, or make it public"
+
+
+def private_uses_of_test(module: Module) -> Iterator[tuple[str, int]]:
+    """Yield each private name that a test module uses and does not define, and its line."""
+    own_names = defined_names(module)
+    for node in module.nodes(ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom):
+            for name in [*(node.module or "").split("."), *(alias.name for alias in node.names)]:
+                if is_private(name) and name not in SHARED_PACKAGES:
+                    yield f"{node.module}.{name}", node.lineno
+    for subject, name, line in (*attribute_accesses(module), *replaced_attributes(module)):
+        is_own = root_name(subject) in TEST_FRAMES or name in own_names
+        if is_private(name) and not is_own and name not in SHARED_PACKAGES:
+            yield f"{ast.unparse(subject)}.{name}", line
+
+
+def replaced_attributes(module: Module) -> Iterator[tuple[ast.expr, str, int]]:
+    """Yield object, name and line of what ``monkeypatch.setattr`` or ``mock.patch.object`` replaces."""
+    for node in module.nodes(ast.Call):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(attr="setattr" | "object" | "delattr"),
+                args=[subject, ast.Constant(str(name)), *_],
+            ):
+                yield subject, name, node.lineno
 
 
 # Sentences ---------------------------------------------------------------------------------------
@@ -499,6 +540,7 @@ CHECKS = (
     module_docstrings,
     references_in_docstrings,
     private_names,
+    private_names_in_tests,
     read_sentences,
     errors_of_the_package,
     policy_by_codes,

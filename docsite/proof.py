@@ -353,7 +353,7 @@ def prediction_section() -> Section:
         "is half of the predicted range. The samples hold one model under two schedules; their figures are computed "
         "here:",
         tuple(results),
-        _documented_predictions(pl.read_csv(PREDICTIONS)),
+        documented_predictions(pl.read_csv(PREDICTIONS)),
     )
 
 
@@ -365,12 +365,12 @@ PREDICTED_KINDS = {
 """What is predicted, by the column ``kind`` of ``docs/maintainers/predictions.csv``."""
 
 
-def _documented_predictions(pairs: pl.DataFrame) -> str:
+def documented_predictions(pairs: pl.DataFrame) -> str:
     """Return one table of all pairs of recordings that ``docs/maintainers/predictions.csv`` lists.
 
     >>> pairs = pl.DataFrame({"kind": "schedule", "predicted_ms": [90.0, 51.0], "lowest_ms": [80, 45],
     ...                       "highest_ms": [95, 55], "after_ms": [100.0, 50.0]})
-    >>> print(_documented_predictions(pairs).splitlines()[-1])
+    >>> print(documented_predictions(pairs).splitlines()[-1])
     | another schedule, the GPU-bound size | 2 | 6.0 % | 10.0 % | 1 of 2 |
     """
     kinds = (

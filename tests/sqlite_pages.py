@@ -6,7 +6,7 @@ import sqlite3
 import struct
 from contextlib import closing
 
-from tests.synthetic_nsight import _TABLES
+from tests.synthetic_nsight import TABLES
 
 PAGE = 512
 CHILDREN = 40
@@ -53,7 +53,7 @@ class Pages:
         self.path = path
         with closing(sqlite3.connect(path)) as database:
             database.execute(f"PRAGMA page_size = {PAGE}")
-            database.executescript(_TABLES)
+            database.executescript(TABLES)
             database.execute("INSERT INTO StringIds VALUES (1, 'kernel')")
             database.execute(
                 "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (10, 20, 0, 1, 7, 1, 1 << 24, 1, 1)"

@@ -20,13 +20,13 @@ SCHEMA_VERSION = {"MAJOR": "3", "MINOR": "20", "MICRO": "3"}
 def write_nsys(recipe: Recipe, rank: int, path: Path) -> Path:
     """Write one rank as an Nsight Systems SQLite export."""
     with closing(sqlite3.connect(path)) as database:
-        database.executescript(_TABLES)
+        database.executescript(TABLES)
         _fill_tables(database, rank_events(recipe, rank), rank)
         database.commit()
     return path
 
 
-_TABLES = """
+TABLES = """
 CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT);
 CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER, contextId INTEGER,
   streamId INTEGER, correlationId INTEGER, globalPid INTEGER, demangledName INTEGER, shortName INTEGER);

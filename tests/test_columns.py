@@ -46,7 +46,7 @@ def test_nulls_come_and_go(values):
 def test_a_column_of_few_values(own_pages, dtype, values):
     rows = np.array([i for i, value in enumerate(values) if value is not None], np.int64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "_MIN_SPARSE_BYTES", own_pages)
+        patch.setattr(columns, "MIN_SPARSE_BYTES", own_pages)
         column = sparse(len(values), rows, np.array([values[row] for row in rows], dtype))
     assert column.to_list() == values
     assert column.to_numpy().dtype == dtype or column.null_count()

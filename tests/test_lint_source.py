@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ci.lint_source import Module, defined_names, private_uses, reads_of_sentences
+from ci.lint_source import (
+    Module,
+    defined_names,
+    private_uses,
+    private_uses_of_test,
+    reads_of_sentences,
+)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +44,36 @@ def test_a_private_use_is_found(code):
 def test_other_uses_are_not(code):
     module = Module("m.py", code)
     assert not list(private_uses(module, defined_names(module)))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from tracekit.align.steps import _find",
+        "from tracekit.align import steps\nsteps._find()",
+        "from tracekit.cli._server import answer",
+        "run()._kept",
+        "monkeypatch.setattr(steps, '_find', None)",
+        "mock.patch.object(steps, '_find', None)",
+    ],
+)
+def test_a_private_name_in_a_test_is_found(code):
+    assert list(private_uses_of_test(Module("tests/test_m.py", code)))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from tracekit._util.text import ms",
+        "from tracekit import _loops",
+        "analysis._repr_html_()",
+        "class Folder:\n    def _read(self):\n        return self._files",
+        "def _longest(rows):\n    return rows\n_longest([])",
+        "monkeypatch.setattr(steps, 'find', None)",
+    ],
+)
+def test_a_tests_own_private_names_and_documented_ones_are_not(code):
+    assert not list(private_uses_of_test(Module("tests/test_m.py", code)))
 
 
 def test_code_that_reads_a_sentence_is_found():

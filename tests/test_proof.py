@@ -67,7 +67,7 @@ def test_a_figure_beyond_its_promise_needs_a_reason():
 def test_the_pages_about_predictions_count_the_pairs_that_the_notes_list():
     notes = proof.PREDICTIONS.with_suffix(".md").read_text(encoding="utf-8")
     page = (proof.ROOT / "docs/whatif.md").read_text(encoding="utf-8")
-    changes, microbatches, _ = proof._documented_predictions(
+    changes, microbatches, _ = proof.documented_predictions(
         pl.read_csv(proof.PREDICTIONS)
     ).splitlines()[-3:]
     assert changes in page

@@ -139,7 +139,7 @@ def test_a_rank_that_begins_late_by_more_than_a_hundredth_is_named(late_ns, is_l
         makespan=1_000,
     )
     pipeline = SimpleNamespace(step=0, ranks=[4])
-    assert bool(lines._late_start_notices(pipeline, replays)) is is_loud
+    assert bool(lines.late_start_notices(pipeline, replays)) is is_loud
 
 
 def runs(*centres):
@@ -159,7 +159,7 @@ def test_runs_must_agree_seven_and_a_half_times_better_than_steps(after, sure):
         [Run(str(i), make_samples({"step_ms": run})) for i, run in enumerate(s)]
         for s in (before, runs(*after))
     )
-    case = verdict._make_case(
+    case = verdict.make_case(
         resolve("step_ms"),
         None,
         baseline=baseline,
@@ -170,7 +170,7 @@ def test_runs_must_agree_seven_and_a_half_times_better_than_steps(after, sure):
     deviation = prior_deviation(case.floor, case.uncertainty)
     spread = stats.between_runs(runs(*after), before, prior=deviation, prior_df=4.0)
     chance = spread.p_not_above(case.tested_change)
-    result = verdict._test(case, 0.02)
+    result = verdict.run_test(case, 0.02)
     assert chance < 0.02
     assert result.p_worse >= min(1.0, 2.0 * chance)
     assert (result.p_worse <= 0.02) is sure
@@ -191,7 +191,8 @@ def test_a_drift_shows_in_eight_sixteenths_of_the_recording(last, believed):
     """DRIFT_WINDOWS and MIN_DRIFT_WINDOWS: two meetings in one sixteenth count once."""
     places = [0, 2_000, 4_000, 6_000, 8_000, 10_000, last, 15_999]
     assert (
-        bool(clock_bounds._drifts(windows_of(*(1_000 * time_us for time_us in places)))) is believed
+        bool(clock_bounds.find_drift(windows_of(*(1_000 * time_us for time_us in places))))
+        is believed
     )
 
 
@@ -200,7 +201,7 @@ def test_a_drift_is_six_times_its_scatter(times, believed):
     """MIN_DRIFT_TO_SCATTER_RATIO: the values lie 10 µs above and below a line in turn."""
     at = np.linspace(0, 1e9, 16)
     scatter = 1e4 * np.tile([1, -1, -1, 1], 4)
-    rate, _ = clock_bounds._fit_drift(at, times * 1e4 * at / 1e9 + scatter)
+    rate, _ = clock_bounds.fit_drift(at, times * 1e4 * at / 1e9 + scatter)
     assert bool(rate) is believed
 
 
@@ -241,7 +242,7 @@ def test_a_stream_is_for_copies_if_they_fill_three_quarters_of_its_busy_time(cop
     length = np.array([5_000, copied_ns, 1_000 - copied_ns])
     times = {"start_ns": np.zeros(3, np.int64), "end_ns": length}
     gpu = SimpleNamespace(stream_number=np.array([0, 1, 1]), int64=times.__getitem__)
-    uses = copies._stream_uses(
+    uses = copies.stream_uses(
         gpu, is_copy=np.array([False, True, False]), communicates=np.zeros(3, bool)
     )
     assert uses.any_of(use)[1]
@@ -250,7 +251,7 @@ def test_a_stream_is_for_copies_if_they_fill_three_quarters_of_its_busy_time(cop
 @pytest.mark.parametrize(("products", "added"), [(1, 1), (2, 2), (3, 2)])
 def test_a_sum_belongs_to_the_two_products_before_it(products, added):
     is_sum = np.array([False] * products + [True])
-    sums = pass_direction._sums_of_products(~is_sum, is_sum, np.zeros(len(is_sum), np.int64))
+    sums = pass_direction.sums_of_products(~is_sum, is_sum, np.zeros(len(is_sum), np.int64))
     assert (sums >= 0).tolist() == [False] * (products - added) + [True] * added + [False]
 
 
@@ -264,7 +265,7 @@ def test_kernels_of_an_operator_that_launches_up_to_four_are_one_kind(kernels, t
             "host_ns": range(kernels),
         }
     ).with_columns(part=pl.lit("F"), label=pl.lit("forward"), number=1, chunk=0, turn=0)
-    (chunk,) = layers._split_chunks(rows, "F")
+    (chunk,) = layers.split_chunks(rows, "F")
     assert chunk["token"].n_unique() == tokens
 
 
@@ -275,7 +276,7 @@ def test_a_thread_that_launches_a_tenth_as_much_tells_which_one_runs_the_backwar
     """Thread 0 launches two forward kernels, thread 1 the backward."""
     thread = np.array([0, 0] + [1] * engine_kernels)
     every = np.ones(len(thread), bool)
-    on_engine = pass_direction._on_engine_threads(
+    on_engine = pass_direction.on_engine_threads(
         SimpleNamespace(thread=thread),
         every,
         named_backward=thread == 1,
@@ -290,7 +291,7 @@ def test_products_inside_of_up_to_four_others_belong_to_the_outermost():
     ranges = SimpleNamespace(
         op_of=np.array([-1, 0, 1, 2, 3, 4]), name_matches=lambda rows, pattern: rows >= 0
     )
-    outer = matmul._outermost_ops(ranges, np.arange(6))
+    outer = matmul.outermost_product_ops(ranges, np.arange(6))
     assert outer.tolist() == [0, 0, 0, 0, 0, 1]
 
 
@@ -303,7 +304,7 @@ def test_a_node_of_two_to_four_products_is_a_layer(products, is_layer):
         previous_op=np.full(products, -1),
         name_matches=lambda rows, pattern: (rows >= 0) & ("add_" in str(pattern)),
     )
-    by_use, _ = matmul._roles_by_use(
+    by_use, _ = matmul.roles_by_use(
         ranges, rows, np.zeros(products, np.int64), np.full(products, products)
     )
     expected = ["dgrad"] * (products - 1) + ["wgrad"] if is_layer else [None] * products

@@ -299,7 +299,7 @@ def test_a_server_may_think_for_a_minute():
 def test_a_redirect_from_a_public_to_a_private_address_is_refused(source, location, refused):
     yarl = pytest.importorskip("yarl")
     response = SimpleNamespace(headers={"Location": location})
-    check = remote._check_redirect(
+    check = remote.check_redirect_target(
         None,
         None,
         SimpleNamespace(url=yarl.URL(source), response=response),
@@ -335,7 +335,7 @@ def test_a_name_that_led_to_a_public_address_leads_to_no_private_one(monkeypatch
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (pending.pop(0), 80))]
 
     async def resolve_all():
-        resolver = remote._resolver(set())
+        resolver = remote.public_resolver(set())
         for _ in answers:
             await resolver.resolve("rebinding.example", 80)
         await resolver.close()
@@ -360,7 +360,7 @@ def test_a_redirect_is_judged_by_the_address_that_was_asked(monkeypatch):
     response = SimpleNamespace(headers={"Location": f"http://{PRIVATE}/x.json"})
     redirect = SimpleNamespace(url=yarl.URL("http://rebinding.example/x.json"), response=response)
     hosts = {"rebinding.example"}
-    check = remote._check_redirect(None, None, redirect, public_hosts=hosts)
+    check = remote.check_redirect_target(None, None, redirect, public_hosts=hosts)
     with (
         ThreadPoolExecutor(1) as apart,
         pytest.raises(InputError, match="redirects to the private address"),
@@ -380,8 +380,8 @@ def test_the_target_of_a_redirect_stays_where_it_was_judged_to_be(monkeypatch):
     async def follow():
         response = SimpleNamespace(headers={"Location": "http://other.example/x.json"})
         redirect = SimpleNamespace(url=yarl.URL("http://public.example/x.json"), response=response)
-        await remote._check_redirect(None, None, redirect, public_hosts=hosts)
-        await remote._resolver(hosts).resolve("other.example", 80)
+        await remote.check_redirect_target(None, None, redirect, public_hosts=hosts)
+        await remote.public_resolver(hosts).resolve("other.example", 80)
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     with ThreadPoolExecutor(1) as apart, pytest.raises(InputError, match="led to a public address"):

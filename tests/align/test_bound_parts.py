@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tracekit.align.clock_bounds import _message_bounds, _message_offset, _one_way_offset
+from tracekit.align.clock_bounds import bounds_of_messages, offset_of_messages, one_way_offset
 from tracekit.align.sequences import Sequences
-from tracekit.align.sides import _side_keys
+from tracekit.align.sides import side_keys
 
 NO_BOUND = 2**62
 
@@ -27,7 +27,7 @@ NO_BOUND = 2**62
 )
 def test_the_fastest_messages_bound_the_offset_of_a_clock(forward, backward, bounds):
     row = {"fastest_forward_ns": forward, "fastest_backward_ns": backward}
-    assert _message_bounds(row) == bounds
+    assert bounds_of_messages(row) == bounds
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_fastest_messages_bound_the_offset_of_a_clock(forward, backward, bou
 def test_messages_of_both_directions_take_equally_long(row, offset):
     """Else the offset is in the middle of its bounds, 10 and 20."""
     names = ("two_way", "fastest_forward_ns", "fastest_backward_ns")
-    assert _message_offset(dict(zip(names, row, strict=True)), 10, 20) == offset
+    assert offset_of_messages(dict(zip(names, row, strict=True)), 10, 20) == offset
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_of_one_direction_the_extreme_is_likeliest(meetings, least, most, offset
         "meetings": meetings, "least_ns": least, "most_ns": most, "earliest_ns": 10, "middle_ns": 20,
         "latest_ns": 30,
     }  # fmt: skip
-    assert _one_way_offset(row) == offset
+    assert one_way_offset(row) == offset
 
 
 def keys_of(*rows):
     """Keys of sides: bucket, rank, peer, and 1 for a send, 0 for a receive, -1 for a collective."""
     sides = pl.DataFrame(rows, schema=["bucket", "rank", "peer", "sends"], orient="row")
-    return _side_keys(sides).tolist()
+    return side_keys(sides).tolist()
 
 
 def test_a_send_and_its_receive_have_one_key_and_the_other_direction_has_another():
@@ -92,8 +92,8 @@ def test_a_sequence_of_which_less_than_half_has_another_size_is_uneven(sizes, re
         first=np.array([0, count]),
         length=np.array([count, count]),
     )
-    sequences._count = lambda sequence, mask: Sequences._count(sequences, sequence, mask)
+    sequences.count_sides = lambda sequence, mask: Sequences.count_sides(sequences, sequence, mask)
     counterpart = np.array([*range(count), *range(count)])
     sequence = np.repeat([0, 1], count)
-    found = Sequences._has_other_sizes(sequences, sequence, counterpart)
+    found = Sequences.find_other_sizes(sequences, sequence, counterpart)
     assert found.tolist() == [False, is_other]

@@ -8,7 +8,7 @@ import pytest
 
 from tracekit.align import recorded_steps
 from tracekit.align.clocks import CLOCKS, Clocks
-from tracekit.align.pairing import OperationSequence, _likely_offset
+from tracekit.align.pairing import OperationSequence, likely_offset
 from tracekit.schema import conform
 
 
@@ -21,7 +21,7 @@ def test_the_only_pair_of_ranks_that_was_compared_counts():
 
 @pytest.mark.parametrize(("count", "period"), [(3, 1), (2, None)])
 def test_one_operation_three_times_is_a_step_of_one_operation(count, period):
-    assert recorded_steps._find_period(np.full(count, 7)) == period
+    assert recorded_steps.find_period(np.full(count, 7)) == period
 
 
 def sequence(*ends):
@@ -38,4 +38,4 @@ def test_ends_agree_within_a_quarter_of_the_usual_interval(apart_ns, offset_ns):
     other = sequence(0, 40, 80)
     own = sequence(100, 140 + apart_ns, 380)
     partner = np.arange(3)[:, None]
-    assert _likely_offset(own, other, partner, np.ones((3, 1), np.bool_)) == offset_ns
+    assert likely_offset(own, other, partner, np.ones((3, 1), np.bool_)) == offset_ns

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from tracekit.align.pairing import (
     OperationSequence,
-    _certain_partners,
-    _costs_with_references,
-    _time_costs,
+    certain_partners,
+    costs_with_references,
     pair_with_references,
+    time_costs,
 )
 
 ENDS = np.array([10, 30, 40, 70, 150, 190, 200, 290, 340, 345, 400, 480])
@@ -34,7 +34,7 @@ def test_sequences_of_equal_length_may_lack_two_operations_each(lacking, paired)
 def one_operation(*costs):
     """Return the partner of one operation whose pairs with the operations of another rank have these *costs*."""
     shifts = np.arange(len(costs))
-    return _certain_partners(np.array([costs], float), shifts, len(costs)).tolist()
+    return certain_partners(np.array([costs], float), shifts, len(costs)).tolist()
 
 
 @pytest.mark.parametrize(("dearer", "partner"), [(0.9, -1), (1.1, 0)])
@@ -46,7 +46,7 @@ def test_a_partner_is_certain_if_every_other_costs_more_by_one(dearer, partner):
 def test_an_operation_stays_alone_if_a_pair_costs_more_than_leaving_out_both_sides(cost, partner):
     """Ten for each side, and one more, because they are in order."""
     costs = np.array([[np.inf, cost, np.inf]])
-    assert _certain_partners(costs, np.arange(-1, 2), 1).tolist() == [partner]
+    assert certain_partners(costs, np.arange(-1, 2), 1).tolist() == [partner]
 
 
 @pytest.mark.parametrize(("shifts", "partners"), [(64, [5, 8]), (65, [5, 6])])
@@ -56,11 +56,11 @@ def test_with_more_than_64_shifts_all_operations_have_the_same(shifts, partners)
     cost[0, 5] = 0.0
     cost[1, 7] = 0.0
     cost[1, 5] = 5.0
-    assert _certain_partners(cost, np.arange(shifts), shifts + 1).tolist() == partners
+    assert certain_partners(cost, np.arange(shifts), shifts + 1).tolist() == partners
 
 
 def cost_of_pair(own, other):
-    return float(_costs_with_references(own, [other], np.array([[0]]), np.array([[True]]))[0, 0])
+    return float(costs_with_references(own, [other], np.array([[0]]), np.array([[True]]))[0, 0])
 
 
 def test_what_a_pair_costs():
@@ -82,5 +82,5 @@ def test_a_thousandth_of_the_usual_interval_is_the_least_misfit_that_counts():
     """Two operations 2,000 ns apart: one ns is told from none at a noise of two."""
     ends = np.array([0, 2_000])
     usual = replace(sequence(0, 2), start=ends, end=ends, latest_end=ends)
-    costs = _time_costs(np.array([0, 2, 6]), np.zeros(2, np.int64), usual)
+    costs = time_costs(np.array([0, 2, 6]), np.zeros(2, np.int64), usual)
     assert costs.tolist() == pytest.approx([0.0, np.log(2), np.log(4)])

@@ -114,7 +114,7 @@ def test_a_clock_that_began_with_the_machine_is_set_to_the_nanosecond():
 
 @pytest.mark.parametrize(("repetitions", "period"), [(3, 3), (2, None)])
 def test_a_sequence_that_runs_three_times_is_a_step(repetitions, period):
-    assert recorded_steps._find_period(np.array([1, 2, 3] * repetitions)) == period
+    assert recorded_steps.find_period(np.array([1, 2, 3] * repetitions)) == period
 
 
 @pytest.mark.parametrize(("odd_ones", "period"), [(4, 4), (5, None)])
@@ -123,7 +123,7 @@ def test_a_quarter_of_the_operations_may_differ(odd_ones, period):
     symbols = np.array([1, 2, 3, 4] * 10)
     for i in range(odd_ones):
         symbols[5 + 5 * i] = 100 + i
-    assert recorded_steps._find_period(symbols) == period
+    assert recorded_steps.find_period(symbols) == period
 
 
 @pytest.mark.parametrize(("count", "period"), [(110, 2), (86, 10)])
@@ -131,7 +131,7 @@ def test_a_shorter_period_may_mismatch_once_more_in_five_steps(count, period):
     """Two odd operations ten apart mismatch four times at a lag of two, and twice at a lag of ten."""
     symbols = np.array([1, 2] * (count // 2))
     symbols[[count // 2, count // 2 + 10]] = 9
-    assert recorded_steps._find_period(symbols) == period
+    assert recorded_steps.find_period(symbols) == period
 
 
 @pytest.mark.parametrize(
@@ -152,5 +152,5 @@ def test_steps_are_numbered_as_the_profiler_does_where_it_recorded_some(
     rows, from_start, numbers, counted_from
 ):
     table = pl.DataFrame(rows, schema={"step": pl.Int64, "number": pl.Int64}, orient="row")
-    numbered, source = recorded_steps._number(table, from_start=from_start)
+    numbered, source = recorded_steps.number_members(table, from_start=from_start)
     assert (numbered["number"].to_list(), source) == (numbers, counted_from)

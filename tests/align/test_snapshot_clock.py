@@ -175,7 +175,7 @@ def test_recorded_snapshots_fit_their_own_rank_alone(rank, monkeypatch):
         if other != rank:
             assert place_snapshot(recorded(other)[1], trace) is None
     monkeypatch.setattr(
-        snapshot_clock, "_annotation_pairs", lambda *_: snapshot_clock.PAIRS.to_frame()
+        snapshot_clock, "annotation_pairs", lambda *_: snapshot_clock.PAIRS.to_frame()
     )
     without_ranges = place_snapshot(own, trace)
     assert without_ranges.on_trace.source == "operators"

@@ -34,7 +34,7 @@ def test_a_sequence_is_compared_with_eight_others(ranks, references):
 def test_a_step_is_looked_for_in_the_last_4096_operations(period, is_found):
     """Three steps of 1,300 operations are among them, of 1,400 not."""
     symbols = np.tile(np.arange(period), 6)
-    cycles = recorded_steps._find_cycles(symbols, np.arange(len(symbols)))
+    cycles = recorded_steps.find_cycles(symbols, np.arange(len(symbols)))
     assert cycles.period == (period if is_found else 0)
 
 
@@ -44,13 +44,13 @@ def test_half_of_a_labels_waiting_must_be_longer_than_clocks_are_off(certain_ns,
     wait_ns = np.array([certain_ns, 100 - certain_ns])
     uncertainty_ns = np.array([10, 100])
     nothing = np.zeros(2, np.int64)
-    bound = waits._is_bound(pl.Series(["dp_comm"] * 2), wait_ns, uncertainty_ns, nothing)
+    bound = waits.is_uncertain_wait(pl.Series(["dp_comm"] * 2), wait_ns, uncertainty_ns, nothing)
     assert bound.tolist() == [is_bound] * 2
 
 
 @pytest.mark.parametrize(("error_ns", "is_bound"), [(5, False), (6, True)])
 def test_clocks_that_were_set_may_change_a_twentieth_of_the_waiting(error_ns, is_bound):
-    bound = waits._is_bound(
+    bound = waits.is_uncertain_wait(
         pl.Series(["dp_comm"]), np.array([100]), np.array([10]), np.array([error_ns])
     )
     assert bound.tolist() == [is_bound]
@@ -81,7 +81,7 @@ def agreed_offset(offsets_ns):
     """The offset that pairs of different rows agree on."""
     rows = {"row": range(len(offsets_ns)), "at_ns": 0, "offset_ns": offsets_ns}
     pairs = pl.DataFrame(rows, schema_overrides=snapshot_clock.PAIRS)
-    return snapshot_clock._agreed_offset(pairs, span=(-(10**9), 10**9))
+    return snapshot_clock.find_agreed_offset(pairs, span=(-(10**9), 10**9))
 
 
 @pytest.mark.parametrize(("apart_ns", "offset_ns"), [(20_000, 10_000), (20_002, 1_000_000)])
@@ -109,7 +109,7 @@ def fitted_offset(times_ns, start_ns):
     """The offset of allocations at these times beside operators that begin, and end, at *start_ns*."""
     placed = pl.DataFrame({"action": "alloc", "at_ns": times_ns})
     operators = pl.DataFrame({"start_ns": start_ns, "end_ns": start_ns})
-    return snapshot_clock._fit_to_operators(placed, operators, 0, min_share=0.2)
+    return snapshot_clock.fit_to_operators(placed, operators, 0, min_share=0.2)
 
 
 @pytest.mark.parametrize(("count", "is_refused"), [(19, False), (20, True)])

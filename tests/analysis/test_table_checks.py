@@ -15,11 +15,11 @@ from tests.kept import measured_tables
 from tests.stores import seal
 from tracekit.analysis.persistence import (
     FILE,
-    _as_one_row,
-    _read_stream,
-    _table_of_row,
+    as_one_row,
+    read_stream,
     read_tables,
     read_tables_of_ranks,
+    table_of_row,
 )
 from tracekit.analysis.table_checks import (
     check_values,
@@ -88,7 +88,7 @@ def forge(store, table, change):
         if name in members:
             forged = change(pl.read_ipc_stream(members[name]))
         else:
-            forged = small.with_columns(_as_one_row({name: change(_table_of_row(small, name))}))
+            forged = small.with_columns(as_one_row({name: change(table_of_row(small, name))}))
         buffer = io.BytesIO()
         forged.write_ipc_stream(buffer)
         members[name if name in members else "tables.arrows"] = buffer.getvalue()
@@ -224,7 +224,7 @@ def test_tables_as_an_older_version_wrote_them_are_measured_again(run, tmp_path)
     small = pl.read_ipc_stream(members.pop("tables.arrows"))
     for name in small.columns:
         buffer = io.BytesIO()
-        _table_of_row(small, name).write_ipc_stream(buffer, compression="zstd")
+        table_of_row(small, name).write_ipc_stream(buffer, compression="zstd")
         members[f"{name}.arrows"] = buffer.getvalue()
     with zipfile.ZipFile(file, "w") as archive:
         for name, data in members.items():
@@ -273,7 +273,7 @@ def test_a_table_that_unpacks_to_gigabytes_is_not_unpacked(run, tmp_path):
             is_first_table = name == names[1]
             forged_file.writestr(name, bomb.getvalue() if is_first_table else sound.read(name))
         with pytest.raises(ValueError, match="unpacks to 40,"):
-            _read_stream(forged_file, names[1].removesuffix(".arrows"))
+            read_stream(forged_file, names[1].removesuffix(".arrows"))
     assert read_tables(tmp_path, rooms=ROOM_MEASURES) is None
 
 

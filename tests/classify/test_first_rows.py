@@ -11,8 +11,8 @@ import pytest
 from tracekit._util.categories import CategoryColumn
 from tracekit.classify import classify
 from tracekit.classify.classify_events import classify_with_lost
-from tracekit.classify.collectives import _follows_on_thread
-from tracekit.classify.matmul import _deferred_weight_gradients
+from tracekit.classify.collectives import follows_on_thread
+from tracekit.classify.matmul import deferred_weight_gradients
 
 
 def test_the_event_with_the_number_0_stays_beside_kernels_that_were_lost(program):
@@ -66,7 +66,7 @@ def test_what_a_thread_launches_next_follows(start_ns, follows):
         by_thread=lambda rows: rows[np.lexsort((start[rows], thread[rows]))],
     )
     mask = np.array([True, False, False])
-    assert _follows_on_thread(launches, mask).tolist() == follows
+    assert follows_on_thread(launches, mask).tolist() == follows
 
 
 @pytest.mark.parametrize(
@@ -82,5 +82,5 @@ def test_what_a_thread_launches_next_follows(start_ns, follows):
 def test_products_in_a_row_are_deferred_if_most_have_the_layout(roles, deferred):
     codes = np.array(["wdf".index(role) for role in roles])
     layout = CategoryColumn(("wgrad", "dgrad", "forward"), codes)
-    mask = _deferred_weight_gradients(np.arange(len(roles)), np.ones(len(roles), np.bool_), layout)
+    mask = deferred_weight_gradients(np.arange(len(roles)), np.ones(len(roles), np.bool_), layout)
     assert np.flatnonzero(mask).tolist() == deferred

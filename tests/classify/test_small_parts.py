@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tracekit._util.categories import CategoryColumn, LinearPattern
-from tracekit.classify.captured_graphs import NodeMatch, _is_accepted
+from tracekit.classify.captured_graphs import NodeMatch, is_match_accepted
 from tracekit.classify.collectives import group_shapes
-from tracekit.classify.explain import _shorten, _verb
+from tracekit.classify.explain import condition_verb, shorten_value
 from tracekit.classify.modules import Stretch
-from tracekit.classify.rules import _condition_problem
+from tracekit.classify.rules import condition_problem
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from tracekit.classify.rules import _condition_problem
     ],
 )
 def test_a_condition_fits_its_evidence(column, condition, problem):
-    found = _condition_problem(column, condition)
+    found = condition_problem(column, condition)
     assert found is None if problem is None else found.startswith(problem)
 
 
@@ -50,11 +50,11 @@ def test_a_condition_fits_its_evidence(column, condition, problem):
 )
 def test_a_match_of_graph_nodes_agrees_with_itself(agreement, related, is_accepted):
     match = NodeMatch(np.array([0]), agreement, related)
-    assert _is_accepted(match) is is_accepted
+    assert is_match_accepted(match) is is_accepted
 
 
 def test_no_match_is_none():
-    assert not _is_accepted(None)
+    assert not is_match_accepted(None)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_the_feed_forward_part_ends_where_its_width_comes_back(widths, options, 
     ],
 )
 def test_patterns_match_and_values_are(condition, words):
-    assert (_verb(condition), _verb(condition, negated=True)) == words
+    assert (condition_verb(condition), condition_verb(condition, negated=True)) == words
 
 
 @pytest.mark.parametrize(
@@ -115,4 +115,4 @@ def test_patterns_match_and_values_are(condition, words):
     [(None, "unknown"), ("x" * 60, "x" * 60), ("x" * 61, "x" * 57 + "…"), (7, "7"), (True, "True")],
 )
 def test_long_values_are_cut(value, shown):
-    assert _shorten(value) == shown
+    assert shorten_value(value) == shown

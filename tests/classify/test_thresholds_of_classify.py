@@ -25,8 +25,8 @@ def kind_by_sums(forward_bytes, others=0):
     passes = column(*["forward"] * len(forward_bytes), *["optimizer"] * others)
     size = np.array([*forward_bytes, *[MIB] * others])
     no_site = column(*[None] * count)
-    (kind,) = collectives._kinds_by_sums(comm, passes, no_site, size).tolist()
-    return None if kind < 0 else collectives._KINDS[kind]
+    (kind,) = collectives.kinds_by_sums(comm, passes, no_site, size).tolist()
+    return None if kind < 0 else collectives.KINDS_OF_GROUPS[kind]
 
 
 @pytest.mark.parametrize(("sums", "kind"), [(2, "tp"), (1, None)])
@@ -50,7 +50,7 @@ def test_one_message_in_five_may_go_the_other_way(messages, passes):
     """Rank 0 is sent activations and one gradient, rank 1 gradients alone."""
     peer = np.array([0] * messages + [0] + [1] * messages)
     code = np.array([0] * messages + [1] + [1] * messages)
-    by_peer = communication_passes._passes_by_peer(peer, code)
+    by_peer = communication_passes.passes_by_peer(peer, code)
     assert (by_peer[0], by_peer[-1]) == passes
 
 
@@ -66,7 +66,7 @@ def test_waits_follow_the_order_of_calls_with_up_to_eight_others_open(calls, is_
     )
     launches = SimpleNamespace(start_ns=rows, ordered=lambda mask: rows)
     comm = SimpleNamespace(library=group, group=group)
-    waits = communication_passes._wait_times(ranges, launches, comm)
+    waits = communication_passes.host_wait_times(ranges, launches, comm)
     assert waits.tolist() == ((100 + rows).tolist() if is_known else [-1] * calls)
 
 
@@ -77,7 +77,7 @@ def test_the_stream_with_more_than_half_of_the_compute_is_for_compute(compute_ns
     times = {"start_ns": np.zeros(3, np.int64), "end_ns": end_ns}
     gpu = SimpleNamespace(stream_number=np.array([0, 0, 1]), int64=times.__getitem__)
     communicates = np.array([False, True, False])
-    uses = copies._stream_uses(gpu, np.zeros(3, np.bool_), communicates)
+    uses = copies.stream_uses(gpu, np.zeros(3, np.bool_), communicates)
     assert uses.strings()[0] == use
 
 
@@ -111,7 +111,7 @@ class Operators:
 @pytest.mark.parametrize(("equal_ids", "last_op"), [(9, 0), (10, -1)])
 def test_external_ids_name_operators_unless_nine_in_ten_are_correlations(equal_ids, last_op):
     lost = np.ones(10, np.bool_)
-    ops = host_ranges._ops_by_external_id(GpuEvents(equal_ids), Operators(), lost)
+    ops = host_ranges.ops_by_external_id(GpuEvents(equal_ids), Operators(), lost)
     assert ops[-1] == last_op
 
 
@@ -121,7 +121,7 @@ def test_two_products_laid_out_as_gradients_before_a_forward_product_are_forward
 ):
     layout = column(*["dgrad"] * gradients, "forward")
     rows = np.arange(gradients + 1)
-    marked = matmul._lone_input_gradients(rows, layout, np.zeros(gradients + 1, np.int64))
+    marked = matmul.lone_input_gradients(rows, layout, np.zeros(gradients + 1, np.int64))
     assert marked.tolist() == [are_forward] * gradients + [False]
 
 

@@ -25,7 +25,7 @@ from tracekit._util.arrays import find_sorted, rank_pairs
 from tracekit._util.categories import CategoryColumn
 from tracekit._util.columns import ColumnReader
 from tracekit.classify.autograd import find_nodes, spread_flags
-from tracekit.classify.host_ranges import _sort_ranges, nearest_marked_ancestor
+from tracekit.classify.host_ranges import nearest_marked_ancestor, sort_ranges
 from tracekit.schema import EVENTS, conform
 
 NAME_FLAGS = np.array(
@@ -221,4 +221,4 @@ def test_ranges_that_start_together_come_longest_first_then_ops_then_by_id():
         times = (of_row["start_ns"], -of_row["end_ns"])
         return (thread[row], *times, kinds[of_row["kind"]], of_row["id"])
 
-    assert _sort_ranges(source, np.arange(60), thread).tolist() == sorted(range(60), key=key)
+    assert sort_ranges(source, np.arange(60), thread).tolist() == sorted(range(60), key=key)

@@ -60,7 +60,7 @@ def test_a_rank_without_a_snapshot_names_those_that_have_one(samples, run_comman
 )
 def test_a_missing_package_for_urls_comes_with_its_installation(url, missing, install, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(InputError) as error, remote._one_line_errors(url):
+    with pytest.raises(InputError) as error, remote.errors_on_one_line(url):
         importlib.import_module(missing)
     assert install in str(error.value)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import agents
-from tracekit.cli._mcp_server import (
+from tracekit.cli.mcp_server import (
     MAX_ANSWER_CHARACTERS,
     MAX_FORWARDS_TO_SEARCH,
     MAX_FORWARDS_TO_SIMULATE,
@@ -18,11 +18,11 @@ from tracekit.cli._mcp_server import (
     MAX_TEXT_CHARACTERS,
     MAX_VALUE_CHARACTERS,
     TOOLS,
+    AnswerRoom,
     Tools,
-    _bounded_lines,
-    _check_schedule_size,
-    _findings_page,
-    _Room,
+    bounded_lines,
+    check_schedule_size,
+    findings_page,
     make_server,
 )
 from tracekit.documents.findings import Finding
@@ -97,7 +97,7 @@ def test_findings_are_read_on_by_their_handle(slow_rank_answer):
 
 def test_ten_findings_are_a_page():
     findings = [Finding(code="hang", cost_ns=1, share=0.1) for _ in range(25)]
-    first, last = _findings_page(findings, 0), _findings_page(findings, 20)
+    first, last = findings_page(findings, 0), findings_page(findings, 20)
     assert (len(first["findings"]), first["next_offset"]) == (10, 10)
     assert (len(last["findings"]), last["next_offset"]) == (5, None)
 
@@ -251,7 +251,7 @@ def test_a_long_line_does_not_displace_the_rest_of_an_explanation(tools_over):
 
 
 def test_an_explanation_that_is_cut_says_so():
-    answer = _bounded_lines("\n".join("e" * 400 for _ in range(100)))
+    answer = bounded_lines("\n".join("e" * 400 for _ in range(100)))
     assert 7_000 < len(answer) <= MAX_TEXT_CHARACTERS
     assert answer.endswith("it is cut here")
 
@@ -271,7 +271,7 @@ def test_an_explanation_that_is_cut_says_so():
 )
 def test_a_schedule_that_takes_long_is_refused_in_one_line(name, pp, microbatches, is_answered):
     if is_answered:
-        _check_schedule_size(name, pp, microbatches, None)
+        check_schedule_size(name, pp, microbatches, None)
         return
     with pytest.raises(OptionError, match="chunks are more than"):
         Tools([SAMPLES]).schedule(name, pp, microbatches)
@@ -291,8 +291,8 @@ def test_lists_of_a_schedule_are_cut_and_it_is_said():
 
 def test_an_answer_takes_60_000_characters():
     rows = [{"name": "k" * 400, "id": i} for i in range(50)]
-    fitted = _Room(MAX_ANSWER_CHARACTERS).fit([rows] * 50)
+    fitted = AnswerRoom(MAX_ANSWER_CHARACTERS).fit([rows] * 50)
     assert 55_000 < len(json.dumps(fitted)) < 75_000
     many_keys = {f"key{i}": i for i in range(1_000)}
-    assert len(_Room(MAX_ANSWER_CHARACTERS).fit(many_keys)) == 400
-    assert len(_Room(MAX_ANSWER_CHARACTERS).fit("k" * 2_000)) == 500
+    assert len(AnswerRoom(MAX_ANSWER_CHARACTERS).fit(many_keys)) == 400
+    assert len(AnswerRoom(MAX_ANSWER_CHARACTERS).fit("k" * 2_000)) == 500

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracekit.diffs.explanation import _most_changed_modules, explain_change
+from tracekit.diffs.explanation import explain_change, most_changed_modules
 from tracekit.diffs.runs import Run
 from tracekit.documents.analysis import Bubble, Budget, RankFigures
 from tracekit.documents.baseline import ModuleTime
@@ -100,8 +100,8 @@ def test_the_module_that_changed_most_is_named_wherever_it_stands():
         rows = [ModuleTime(module, "forward", ms * MS) for module, ms in times.items()]
         return Run("run", modules=rows)
 
-    assert _most_changed_modules([run(10, 5, 1)], [run(16, 6, 1)]) == {"forward": ("mlp", 6.0)}
-    assert _most_changed_modules([run(10, 5, 9)], [run(9, 6, 5)]) == {"forward": ("norm", -4.0)}
+    assert most_changed_modules([run(10, 5, 1)], [run(16, 6, 1)]) == {"forward": ("mlp", 6.0)}
+    assert most_changed_modules([run(10, 5, 9)], [run(9, 6, 5)]) == {"forward": ("norm", -4.0)}
 
 
 def test_idle_time_that_changed_more_than_compute_comes_first() -> None:

@@ -6,11 +6,11 @@ import pytest
 
 from tracekit.diffs import explanation
 from tracekit.diffs.explanation import (
-    _describe_compute,
-    _describe_exposed,
-    _describe_per_unit,
-    _describe_products,
-    _describe_waiting,
+    describe_compute,
+    describe_exposed,
+    describe_per_unit,
+    describe_products,
+    describe_waiting,
 )
 from tracekit.documents.diff import WorkChange
 
@@ -41,7 +41,7 @@ def work(unit="token", *, per_gpu=False, relative=0.25, after=200.0):
     ],
 )  # fmt: skip
 def test_the_step_is_compared_per_unit_of_work(change, sentence):
-    (described,) = _describe_per_unit(change, {}, {})
+    (described,) = describe_per_unit(change, {}, {})
     assert described.replace(" ms →", " →") == sentence
 
 
@@ -58,7 +58,7 @@ def test_the_step_is_compared_per_unit_of_work(change, sentence):
 def test_the_part_that_changed_by_three_hundredths_of_the_step_is_named(
     idle_after, relative, is_named
 ):
-    sentences = _describe_per_unit(work(relative=relative), {"idle": 0.02}, {"idle": idle_after})
+    sentences = describe_per_unit(work(relative=relative), {"idle": 0.02}, {"idle": idle_after})
     assert len(sentences) == 1 + is_named
     if is_named:
         assert sentences[1].startswith("most of it is idle time, which ")
@@ -72,7 +72,7 @@ def test_the_part_that_changed_by_three_hundredths_of_the_step_is_named(
 )  # fmt: skip
 def test_products_explain_a_change_of_the_same_direction(monkeypatch, slowdown, change, is_said):
     monkeypatch.setattr(explanation, "product_slowdown", lambda before, after: slowdown)
-    assert bool(_describe_products([], [], change=change)) is is_said
+    assert bool(describe_products([], [], change=change)) is is_said
 
 
 def grew(compute, **labels):
@@ -99,7 +99,7 @@ def grew(compute, **labels):
     ],
 )  # fmt: skip
 def test_compute_that_changed_is_a_label_a_module_or_all(changes, modules, sentence):
-    assert _describe_compute(changes, 0, modules) == sentence
+    assert describe_compute(changes, 0, modules) == sentence
 
 
 def exposed(**labels):
@@ -121,9 +121,9 @@ def exposed(**labels):
 )  # fmt: skip
 def test_ranks_wait_five_ms_or_more_for_the_one_whose_work_grew(others, sentences):
     changes = {0: {"compute": 10.0, **exposed(dp_comm=99.0)}, **dict(enumerate(others, 1))}
-    assert _describe_waiting(changes, 0, 5.0) == sentences
+    assert describe_waiting(changes, 0, 5.0) == sentences
     changes[0] = {"compute": 0.0}
-    assert _describe_waiting(changes, 0, 5.0) == []
+    assert describe_waiting(changes, 0, 5.0) == []
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,9 @@ def test_ranks_wait_five_ms_or_more_for_the_one_whose_work_grew(others, sentence
 )  # fmt: skip
 def test_exposed_and_idle_time_of_five_ms_or_more_is_described(changes, step_ms, sentences):
     options = {"step_change_ms": step_ms, "same_compute": False}
-    assert _describe_exposed(changes, 5.0, **options) == sentences
+    assert describe_exposed(changes, 5.0, **options) == sentences
 
 
 def test_compute_that_did_not_change_is_said_first():
-    described = _describe_exposed({0: {"idle": 5.0}}, 5.0, step_change_ms=0.0, same_compute=True)
+    described = describe_exposed({0: {"idle": 5.0}}, 5.0, step_change_ms=0.0, same_compute=True)
     assert described == ["compute takes as long as before; idle time grew by 5.0 ms"]

@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 
 from tracekit.diffs.finding_changes import (
-    _finding_change,
-    _FindingTotal,
-    _kind_of_change,
-    _predicted_saving,
-    _StepChange,
+    FindingTotal,
+    StepChange,
+    change_of_finding,
+    kind_of_change,
+    predicted_saving,
 )
 from tracekit.documents.findings import Finding
 
-STEP = _StepChange(1_000, 800, None)
+STEP = StepChange(1_000, 800, None)
 
 
 def total(cost_ns, *, cost_bytes=None, **saving):
     if cost_ns is None:
         return None
     finding = Finding(code="idle", case="a", cost_ns=round(cost_ns), share=0.0)
-    return _FindingTotal(finding, cost_ns, cost_bytes, **saving)
+    return FindingTotal(finding, cost_ns, cost_bytes, **saving)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def total(cost_ns, *, cost_bytes=None, **saving):
     ],
 )
 def test_a_finding_is_new_gone_worse_or_better_by_its_cost_in_a_step(old_ns, new_ns, kind):
-    assert _kind_of_change(total(old_ns), total(new_ns), STEP) == kind
+    assert kind_of_change(total(old_ns), total(new_ns), STEP) == kind
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_one_about_memory_by_its_bytes(old_bytes, new_bytes, kind):
     old, new = (
         None if size is None else total(0, cost_bytes=size) for size in (old_bytes, new_bytes)
     )
-    assert _kind_of_change(old, new, STEP) == kind
+    assert kind_of_change(old, new, STEP) == kind
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_what_was_predicted_is_what_is_no_longer(old, new, saving, saved_range):
         None if each is None else total(100, **dict(zip(names, each, strict=True)))
         for each in (old, new)
     )
-    assert _predicted_saving(before, after) == (saving, saved_range)
+    assert predicted_saving(before, after) == (saving, saved_range)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_was_predicted_is_what_is_no_longer(old, new, saving, saved_range):
     [(None, 0), ((1, 2), 1), ((0, 2), 0), ((-2, 0), 0), ((-2, -1), -1), ((-2, 2), 0)],
 )
 def test_a_step_changed_if_no_change_is_outside_its_range(range_ns, direction):
-    assert _StepChange(10, 10, range_ns).direction == direction
+    assert StepChange(10, 10, range_ns).direction == direction
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ def test_a_step_changed_if_no_change_is_outside_its_range(range_ns, direction):
     ],
 )
 def test_the_step_agrees_with_a_finding_that_changed_the_same_way(old_ns, new_ns, range_ns, agrees):
-    change = _finding_change(total(old_ns), total(new_ns), _StepChange(1_000, 800, range_ns))
+    change = change_of_finding(total(old_ns), total(new_ns), StepChange(1_000, 800, range_ns))
     assert change.step_agrees is agrees
     assert (change.share_before, change.share_after) == ((old_ns or 0) / 1_000, (new_ns or 0) / 800)
 
 
 def test_a_finding_about_memory_needs_no_step_to_agree():
-    change = _finding_change(None, total(0, cost_bytes=5.4), STEP)
+    change = change_of_finding(None, total(0, cost_bytes=5.4), STEP)
     assert (change.step_agrees, change.cost_before_bytes, change.cost_after_bytes) == (
         True,
         None,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tracekit.diffs import Side, gate, make_samples
-from tracekit.diffs.baseline import _check_same_code
+from tracekit.diffs.baseline import check_same_code
 from tracekit.diffs.changes import Diff
 from tracekit.diffs.comparability import find_obstacles
 from tracekit.diffs.metrics import resolve
 from tracekit.diffs.runs import Run
-from tracekit.diffs.watch_line import _regression_mark, verdict_of
+from tracekit.diffs.watch_line import regression_mark, verdict_of
 from tracekit.documents.diff import Facts
 from tracekit.errors import InputError, OptionError
 
@@ -21,9 +21,9 @@ def run(name, *step_ms, **facts):
 
 def test_a_run_alone_need_not_be_whole_to_make_a_baseline():
     cut = run("a.json", 10.0, 10.1, damage=["truncated"])
-    _check_same_code(Side((cut,), {}))
+    check_same_code(Side((cut,), {}))
     with pytest.raises(InputError, match=r"a\.json was not read whole"):
-        _check_same_code(Side((run("b.json", 10.0), cut), {}))
+        check_same_code(Side((run("b.json", 10.0), cut), {}))
 
 
 def test_names_that_begin_with_what_was_asked_for_are_suggested():
@@ -56,7 +56,7 @@ def test_the_first_recording_has_no_verdict():
 def test_only_a_slower_recording_is_marked(step_ms, mark):
     first = run("first", *[10.0, 10.1] * 10)
     later = run("second", *[step_ms, step_ms + 0.1] * 10)
-    assert _regression_mark(later, first) == mark
+    assert regression_mark(later, first) == mark
 
 
 def test_a_side_without_runs_has_no_analysis():

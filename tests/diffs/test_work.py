@@ -94,9 +94,9 @@ def test_products_of_equal_shape_must_take_half_of_the_time(other_ns, slowdown):
 def test_kernels_tell_the_work_by_one_factor_of_most_of_them(monkeypatch, kernels, ratio, is_known):
     names = ("share_of_time", "share_unchanged", "share_of_typical", "typical_ratio")
     common = kernels and SimpleNamespace(**dict(zip(names, kernels, strict=True)))
-    monkeypatch.setattr(comparability, "_common_kernels", lambda before, after: common)
-    assert comparability._launch_ratio([], []) == ratio
-    assert (comparability._unknown_work([], []) is None) is is_known
+    monkeypatch.setattr(comparability, "common_kernels", lambda before, after: common)
+    assert comparability.launch_ratio([], []) == ratio
+    assert (comparability.unknown_work([], []) is None) is is_known
 
 
 def scaled(original, *, step, compute, exposed):

@@ -95,10 +95,10 @@ class GoesAway:
     """A file on a network whose server forgets it after the first bytes."""
 
     def __init__(self, file):
-        self._file, self._reads = file, 0
+        self.file, self._reads = file, 0
 
     def __getattr__(self, name):
-        return getattr(self._file, name)
+        return getattr(self.file, name)
 
     def _gone(self):
         self._reads += 1
@@ -107,11 +107,11 @@ class GoesAway:
 
     def read(self, size):
         self._gone()
-        return self._file.read(min(size, 1000))
+        return self.file.read(min(size, 1000))
 
     def readinto(self, view):
         self._gone()
-        return self._file.readinto(view)
+        return self.file.readinto(view)
 
 
 @pytest.fixture
@@ -135,8 +135,8 @@ def test_a_file_that_goes_away_while_it_is_read_is_left_out_and_named(four, pack
     folder, restart = four(packed=packed), Stream.restart
 
     def vanish(self, **how):
-        if "rank2" in self.name and not isinstance(self._file, GoesAway):
-            self._file = GoesAway(self._file)
+        if "rank2" in self.name and not isinstance(self.file, GoesAway):
+            self.file = GoesAway(self.file)
         restart(self, **how)
 
     monkeypatch.setattr(Stream, "restart", vanish)
@@ -154,11 +154,11 @@ class Slow:
     """A file on a network that hands out a few bytes at a time, each after a while."""
 
     def __init__(self, file):
-        self._file = file
+        self.file = file
         self.waits = 0
 
     def __getattr__(self, name):
-        return getattr(self._file, name)
+        return getattr(self.file, name)
 
     def _wait(self):
         self.waits += 1
@@ -166,11 +166,11 @@ class Slow:
 
     def read(self, size=-1):
         self._wait()
-        return self._file.read(size if size < 0 else min(size, 700))
+        return self.file.read(size if size < 0 else min(size, 700))
 
     def readinto(self, view):
         self._wait()
-        return self._file.readinto(memoryview(view)[:700])
+        return self.file.readinto(memoryview(view)[:700])
 
 
 @pytest.mark.nightly
@@ -180,9 +180,9 @@ def test_a_slow_file_gives_the_same_events(four, packed, monkeypatch):
     expected = tracekit.load(folder, ranks=[2]).rank(2).events
 
     def slow_down(self, **how):
-        if not isinstance(self._file, Slow):
-            self._file = Slow(self._file)
-            slow.append(self._file)
+        if not isinstance(self.file, Slow):
+            self.file = Slow(self.file)
+            slow.append(self.file)
         restart(self, **how)
 
     monkeypatch.setattr(Stream, "restart", slow_down)
@@ -191,14 +191,14 @@ def test_a_slow_file_gives_the_same_events(four, packed, monkeypatch):
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_cut_and_says_so(four, monkeypatch):
-    folder, restart = four(packed=False), Stream._restart_file
+    folder, restart = four(packed=False), Stream.restart_file
 
     def shrink(self, _):
         restart(self, read_bytes=1000)
         if "rank2" in self.name:
             os.truncate(self.name, 40_000)
 
-    monkeypatch.setattr(Stream, "_restart_file", shrink)
+    monkeypatch.setattr(Stream, "restart_file", shrink)
     got = tracekit.load(folder, ranks=[2]).rank(2)
     assert 0 < got.events.height < 280
     assert "truncated" in {notice.code for notice in got.source.notices}
@@ -218,7 +218,7 @@ def watched(tmp_path, samples, monkeypatch):
 def test_a_recording_that_goes_away_while_it_is_watched_does_not_end_the_watch(
     watched, monkeypatch
 ):
-    real_stamp = watching._stamp
+    real_stamp = watching.file_stamp
     first = sorted(watched.glob("*.gz"))[0]
     calls = []
 
@@ -230,7 +230,7 @@ def test_a_recording_that_goes_away_while_it_is_watched_does_not_end_the_watch(
             first.with_suffix(".gone").rename(first)
         return real_stamp(file)
 
-    monkeypatch.setattr(watching, "_stamp", stamp_of_what_goes_away)
+    monkeypatch.setattr(watching, "file_stamp", stamp_of_what_goes_away)
     *_, recording = watching.watch(watched, every_s=0, idle_s=0.5)
     assert len(recording.files) == 2
     assert recording.analysis is not None

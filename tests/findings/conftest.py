@@ -22,7 +22,7 @@ class Recording:
         self.head = {"distributedInfo": {"rank": rank, "world_size": world_size}}
         self.head["deviceProperties"] = [{"id": 0, "name": device, "numSms": 132}]
 
-    def _add(self, category, name, start, end, *, pid=100, tid=MAIN, **args):
+    def add(self, category, name, start, end, *, pid=100, tid=MAIN, **args):
         times = {"ts": start * 1000, "dur": (end - start) * 1000}
         self.events.append(
             {
@@ -37,19 +37,19 @@ class Recording:
         )
 
     def step(self, number, start, end):
-        self._add("user_annotation", f"ProfilerStep#{number}", start, end)
+        self.add("user_annotation", f"ProfilerStep#{number}", start, end)
 
     def annotation(self, name, start, end):
-        self._add("user_annotation", name, start, end)
+        self.add("user_annotation", name, start, end)
 
     def op(self, name, start, end, **args):
-        self._add("cpu_op", name, start, end, **args)
+        self.add("cpu_op", name, start, end, **args)
 
     def call(self, name, start, end, **args):
-        self._add("cuda_runtime", name, start, end, **args)
+        self.add("cuda_runtime", name, start, end, **args)
 
     def frame(self, name, start, end):
-        self._add("python_function", name, start, end)
+        self.add("python_function", name, start, end)
 
     def kernel(
         self,
@@ -81,7 +81,7 @@ class Recording:
             "device": 0,
             "External id": correlation,
         }
-        self._add("kernel", name, start, end, pid=0, tid=stream, **on_gpu, **more)
+        self.add("kernel", name, start, end, pid=0, tid=stream, **on_gpu, **more)
 
     def copy(
         self,
@@ -99,7 +99,7 @@ class Recording:
         self.op("aten::copy_", launch, launched, **{"External id": correlation})
         self.call("cudaMemcpyAsync", launch, launched, correlation=correlation)
         on_gpu = {"correlation": correlation, "stream": stream, "device": 0, "bytes": copied}
-        self._add("gpu_memcpy", name, start, end, pid=0, tid=stream, **on_gpu)
+        self.add("gpu_memcpy", name, start, end, pid=0, tid=stream, **on_gpu)
 
     def write(self, folder):
         path = folder / f"rank{self.rank}.pt.trace.json"

@@ -16,11 +16,11 @@ from tracekit import analyze
 from tracekit.documents.analysis import ChangedStep
 from tracekit.documents.findings import MIN_SHARE_TO_SHOW
 from tracekit.findings.collect import (
-    _is_said_of_a_rank,
-    _relate,
     find_kinds,
+    is_said_of_a_rank,
     likely_ns,
     may_save_more,
+    relate_findings,
 )
 from tracekit.graph.change import Hidden
 from tracekit.report.write import render_json
@@ -167,7 +167,7 @@ def test_what_another_finding_does_as_well_comes_after_what_saves_more():
     """The second saves nothing after the first, which is certain; the third, without a change, still may."""
     first, second = saving_finding(A, 300, 200), saving_finding(B, 250, 0)
     third = example_of("slow_kernel", cost_ns=100, share=0.1)
-    ordered = _relate(Replays({A: 300, B: 250}), [first, second, third])
+    ordered = relate_findings(Replays({A: 300, B: 250}), [first, second, third])
     assert [finding.change for finding in ordered] == [A, None, B]
     assert [finding.saves_after_ns for finding in ordered] == [300, None, 0]
     assert (ordered[0].shares_time_with, ordered[2].shares_time_with) == ((3,), (1,))
@@ -194,13 +194,13 @@ def test_a_surer_saving_stands_before_a_possible_one_about_the_same_time(
 ):
     possible = replace(saving_finding(A, 300, 0), certain="possible")
     surer = replace(saving_finding(B, 100, least_ns), certain="bounded")
-    ordered = _relate(replays({A: 300, B: 100}), [possible, surer])
+    ordered = relate_findings(replays({A: 300, B: 100}), [possible, surer])
     assert [finding.change for finding in ordered] == changes
 
 
 def test_of_two_bounds_about_the_same_time_the_one_with_the_higher_lower_end_comes_first():
     first, second = saving_finding(A, 300, 0), saving_finding(B, 40, 20)
-    ordered = _relate(Replays({A: 300, B: 40}), [first, second])
+    ordered = relate_findings(Replays({A: 300, B: 40}), [first, second])
     assert [finding.change for finding in ordered] == [B, A]
 
 
@@ -213,7 +213,7 @@ def test_a_host_that_shares_its_cores_hears_that_before_what_it_therefore_does_s
 ):
     launching = saving_finding(A, 300, 0, "launch_bound")
     stalls = saving_finding(B, stalls_save_ns, 0, "busy_cpu")
-    ordered = _relate(Replays({A: 300, B: stalls_save_ns}), [launching, stalls])
+    ordered = relate_findings(Replays({A: 300, B: stalls_save_ns}), [launching, stalls])
     assert [finding.code for finding in ordered] == codes
 
 
@@ -221,7 +221,7 @@ def test_what_a_bound_might_do_as_well_keeps_its_place():
     """The first may save nothing: then the second saves all of its own."""
     first, second = saving_finding(A, 300, 0), saving_finding(B, 250, 0)
     third = example_of("slow_kernel", cost_ns=100, share=0.1)
-    ordered = _relate(Replays({A: 300, B: 250}), [first, second, third])
+    ordered = relate_findings(Replays({A: 300, B: 250}), [first, second, third])
     assert [finding.change for finding in ordered] == [A, B, None]
 
 
@@ -255,8 +255,8 @@ def test_waiting_is_no_finding_where_one_about_a_late_rank_tells_of_half_of_it(
 ):
     evidence = {"late_ns": late_ns, "label": label, "late_steps": 2, "recorded_steps": 4}
     late = example_of("late_host", cost_ns=50, share=0.05, ranks=(3,), **evidence)
-    assert _is_said_of_a_rank(WAITING, [WAITING, late]) is is_said
-    assert not _is_said_of_a_rank(late, [WAITING, late])
+    assert is_said_of_a_rank(WAITING, [WAITING, late]) is is_said
+    assert not is_said_of_a_rank(late, [WAITING, late])
 
 
 @pytest.mark.slow

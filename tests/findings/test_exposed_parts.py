@@ -11,9 +11,9 @@ from tracekit.findings import communication
 from tracekit.findings.communication import (
     ExposedTransfers,
     Remedy,
-    _exposed_case,
-    _transfer,
-    _transfer_rate,
+    exposed_case,
+    measure_transfer,
+    transfer_rate,
 )
 from tracekit.findings.context import Context
 
@@ -29,8 +29,8 @@ def found(
     **waits,
 ):
     monkeypatch.setattr(communication, "exposed_pageable_share", lambda context: pageable)
-    monkeypatch.setattr(communication, "_host_copies_ns", lambda context: host_copies_ns)
-    monkeypatch.setattr(communication, "_exposed", lambda context, label, ns: (label, ns))
+    monkeypatch.setattr(communication, "find_host_copies_ns", lambda context: host_copies_ns)
+    monkeypatch.setattr(communication, "exposed_finding", lambda context, label, ns: (label, ns))
     context = SimpleNamespace(
         step=SimpleNamespace(budget_ns=SimpleNamespace(exposed_ns=exposed_ns)),
         analysis=SimpleNamespace(schedule=schedule, total=SimpleNamespace(wait_ns=waits)),
@@ -85,7 +85,7 @@ def test_exposed_time_is_a_finding_where_nothing_tells_more(
 )
 def test_the_strongest_statement_decides_the_advice(cause, remedy, facts, case):
     context = SimpleNamespace(**{"has_host_calls": True, "uses_cuda_graphs": False, **facts})
-    assert _exposed_case(context, cause, remedy) == case
+    assert exposed_case(context, cause, remedy) == case
 
 
 @pytest.mark.parametrize(
@@ -102,11 +102,11 @@ def test_the_strongest_statement_decides_the_advice(cause, remedy, facts, case):
 def test_what_is_no_waiting_is_transfer_that_free_compute_can_hide(
     monkeypatch, because_ns, hidden_ns, figures
 ):
-    monkeypatch.setattr(communication, "_transfer_rate", lambda context, label: None)
+    monkeypatch.setattr(communication, "transfer_rate", lambda context, label: None)
     total = SimpleNamespace(hidden_ns=hidden_ns, budget=SimpleNamespace(compute_ns=1_000))
     ranks = [SimpleNamespace(per_step=[None, None])] * 2
     context = SimpleNamespace(analysis=SimpleNamespace(total=total, rank_results=ranks))
-    assert _transfer(context, "dp_comm", because_ns)[:3] == figures
+    assert measure_transfer(context, "dp_comm", because_ns)[:3] == figures
 
 
 def context_of(*, recorded=None, free=None, step_ns=1_000):
@@ -159,8 +159,8 @@ def test_the_rate_of_transfers_is_a_mean_by_their_time(rows, gb_per_s):
     schema = {"label": pl.String, "algorithm_gb_s": pl.Float64, "transfer_ns": pl.Int64}
     rates = SimpleNamespace(communication=pl.DataFrame(rows, schema=schema, orient="row"))
     context = SimpleNamespace(analysis=SimpleNamespace(rates=rates))
-    assert _transfer_rate(context, "dp_comm") == gb_per_s
+    assert transfer_rate(context, "dp_comm") == gb_per_s
 
 
 def test_without_rates_that_of_transfers_is_not_known():
-    assert _transfer_rate(SimpleNamespace(analysis=SimpleNamespace(rates=None)), "dp_comm") is None
+    assert transfer_rate(SimpleNamespace(analysis=SimpleNamespace(rates=None)), "dp_comm") is None

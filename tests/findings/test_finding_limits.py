@@ -9,8 +9,13 @@ import pytest
 
 from docsite.finding_examples import example_of
 from tracekit.findings import ranks, remedies
-from tracekit.findings.communication import Remedy, _best_remedy
-from tracekit.findings.kernels import _device, _multiprocessors, _slower_than, reason_of
+from tracekit.findings.communication import Remedy, best_remedy
+from tracekit.findings.kernels import (
+    common_device,
+    fewest_multiprocessors,
+    find_slower_than,
+    reason_of,
+)
 from tracekit.findings.recording import UnexplainedIdle
 from tracekit.graph.change import Hidden, NoHostDelay, Scaled
 from tracekit.metrics.alternatives.attention import FusedAttention
@@ -91,7 +96,7 @@ def test_idle_time_beyond_a_twentieth_that_no_finding_explains_is_stated(context
 )
 def test_an_operator_gains_what_it_takes_beyond_a_good_kernel(limit_ns, calls, ns, gain_ns):
     row = {"op": "aten::mm", "module": None, "shapes": None, "calls": calls, "ns": ns}
-    found = list(_slower_than(limit_ns, row, "product", 4, is_compute=True))
+    found = list(find_slower_than(limit_ns, row, "product", 4, is_compute=True))
     assert [(slow.ns, slow.limit_ns, slow.gain_ns) for slow in found] == (
         [] if gain_ns is None else [(ns / 4, limit_ns / 4, pytest.approx(gain_ns / 4))]
     )
@@ -145,7 +150,7 @@ def test_without_multiprocessors_few_tiles_are_no_reason():
 )
 def test_the_gpu_is_known_if_all_ranks_name_the_same(devices, device):
     sources = [SimpleNamespace(devices=names) for names in devices]
-    assert _device(SimpleNamespace(analysis=SimpleNamespace(sources=sources))) == device
+    assert common_device(SimpleNamespace(analysis=SimpleNamespace(sources=sources))) == device
 
 
 @pytest.mark.parametrize(
@@ -153,7 +158,9 @@ def test_the_gpu_is_known_if_all_ranks_name_the_same(devices, device):
 )
 def test_multiprocessors_are_the_fewest_of_all_ranks(counts, fewest):
     sources = [SimpleNamespace(multiprocessors=count) for count in counts]
-    assert _multiprocessors(SimpleNamespace(analysis=SimpleNamespace(sources=sources))) == fewest
+    assert (
+        fewest_multiprocessors(SimpleNamespace(analysis=SimpleNamespace(sources=sources))) == fewest
+    )
 
 
 def advised(monkeypatch, entry, *, events=16, **predicted):
@@ -171,8 +178,8 @@ def advised(monkeypatch, entry, *, events=16, **predicted):
     work = remedies.ChangedWork(
         ns=300.0, events=events, whats=("norm", "loss"), op="op", module=None
     )
-    monkeypatch.setattr(remedies, "_changed_work", lambda context, change: work)
-    monkeypatch.setattr(remedies, "_places", lambda context, graph, change: ())
+    monkeypatch.setattr(remedies, "changed_work", lambda context, change: work)
+    monkeypatch.setattr(remedies, "longest_places", lambda context, graph, change: ())
     context = SimpleNamespace(
         analysis=SimpleNamespace(graph=SimpleNamespace(graph=None)),
         predict=lambda change: SimpleNamespace(**saving),
@@ -249,7 +256,7 @@ def test_the_best_remedy_of_400_ns_of_exposed_transfers(saves, unhideable_ns, re
         return None if saves_ns is None else SimpleNamespace(saves_ns=saves_ns)
 
     context = SimpleNamespace(predict=predict)
-    assert _best_remedy(context, "dp_comm", 400, unhideable_ns=unhideable_ns) == remedy
+    assert best_remedy(context, "dp_comm", 400, unhideable_ns=unhideable_ns) == remedy
 
 
 @pytest.mark.parametrize(
@@ -278,6 +285,8 @@ def test_ranks_are_late_together_for_the_same_reason(monkeypatch, other, togethe
     row = SimpleNamespace(**{**usual, "rank": 3, "late_with": (1, 7)})
     rows = [row, SimpleNamespace(**{**usual, **other})]
     cause_of = lambda context, row: row.cause and SimpleNamespace(cause=row.cause)  # noqa: E731
-    monkeypatch.setattr(ranks, "_main_cause", cause_of)
+    monkeypatch.setattr(ranks, "main_cause", cause_of)
     context = SimpleNamespace(analysis=SimpleNamespace(stragglers=SimpleNamespace(rows=rows)))
-    assert ranks._late_together(context, row, SimpleNamespace(cause="host_late"), {7}) == together
+    assert (
+        ranks.ranks_late_together(context, row, SimpleNamespace(cause="host_late"), {7}) == together
+    )

@@ -43,7 +43,7 @@ class Cost(NamedTuple):
 
 def costs(monkeypatch, means, *, idle_known=True, confirmed_ns=None):
     """What each finding costs; at most *confirmed_ns* of an activity are what the replay without it saves."""
-    monkeypatch.setattr(host, "_StepMeans", lambda context: means)
+    monkeypatch.setattr(host, "StepMeans", lambda context: means)
     monkeypatch.setattr(
         host.LaunchBound, "of", lambda context, means, ns, **_: Cost("launch_bound", round(ns))
     )
@@ -54,7 +54,7 @@ def costs(monkeypatch, means, *, idle_known=True, confirmed_ns=None):
         cost_ns = ns if confirmed_ns is None else min(ns, confirmed_ns)
         return Cost(code, round(cost_ns)) if cost_ns > 0 else None
 
-    monkeypatch.setattr(host, "_activity", offence)
+    monkeypatch.setattr(host, "find_activity", offence)
     analysis = SimpleNamespace(
         total=SimpleNamespace(idle_known=idle_known), tables={"host_time": pl.DataFrame({"a": [1]})}
     )
@@ -121,7 +121,7 @@ def test_nothing_is_said_where_idle_time_is_not_known(monkeypatch):
 
 
 def offence(monkeypatch, cost_ns, *, can_replay=False, saves=None, gpu_ns=600):
-    monkeypatch.setattr(host, "_places", lambda context, code: ())
+    monkeypatch.setattr(host, "longest_places", lambda context, code: ())
     predicted = None
     if saves is not None:
         predicted = ChangedStep("a", ("a",), 1_000, saves_ns=saves, saves_range_ns=(0, 0))
@@ -133,7 +133,7 @@ def offence(monkeypatch, cost_ns, *, can_replay=False, saves=None, gpu_ns=600):
         share=lambda ns: ns / 1_000,
     )
     means = Means({"compile": (300, 80, 0)})
-    found = host._activity(context, means, "compile", cost_ns, gpu_ns)
+    found = host.find_activity(context, means, "compile", cost_ns, gpu_ns)
     return found and (
         found.cost_ns,
         found.saves_ns,

@@ -10,7 +10,7 @@ import pytest
 
 from tracekit import analyze
 from tracekit.errors import OptionError
-from tracekit.findings.kernels import MAX_KERNELS, _product_sizes, kind_of_product, reason_of
+from tracekit.findings.kernels import MAX_KERNELS, kind_of_product, product_sizes, reason_of
 from tracekit.metrics.rates import flop
 
 BF16 = "c10::BFloat16"
@@ -145,11 +145,11 @@ def test_sizes_say_why_a_product_is_slow(shapes, reason):
     ],
 )
 def test_a_product_of_seven_rows_has_300_inner_values_and_50_columns(op, shapes):
-    assert _product_sizes(op, shapes) == (7, 300, 50)
+    assert product_sizes(op, shapes) == (7, 300, 50)
 
 
 def test_what_stands_before_the_last_dimension_of_a_linear_layers_input_are_rows():
-    assert _product_sizes("aten::linear", [[4, 7, 300], [50, 300]]) == (28, 300, 50)
+    assert product_sizes("aten::linear", [[4, 7, 300], [50, 300]]) == (28, 300, 50)
 
 
 @pytest.mark.parametrize(

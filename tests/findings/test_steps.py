@@ -10,7 +10,7 @@ import pytest
 from tests.findings.conftest import Recording
 from tracekit import analyze
 from tracekit.documents.analysis import StepTime, Straggler
-from tracekit.findings.steps import DelayedDecode, SlowStep, _cause_in, _late_ranks
+from tracekit.findings.steps import DelayedDecode, SlowStep, cause_in_step, late_ranks_of_step
 from tracekit.report.step_words import unusual_steps
 from tracekit.report.terminal.first_screen import first_screen
 
@@ -172,7 +172,7 @@ def test_steps_whose_gpu_work_overlaps_take_no_longer_together_than_the_recordin
         recording.copy(start + 0.1, start + 0.2, start + 0.2, start + 0.3, stream=20)
         recording.op(LOADER, start + 0.5, start + 20.0)
         work_end = train(recording, start, forward=15, backward=15, from_ms=20.1)
-        recording._add(
+        recording.add(
             "gpu_user_annotation", f"ProfilerStep#{number}", start + 0.2, work_end, pid=0, tid=7
         )
     recording.write(tmp_path)
@@ -242,7 +242,7 @@ def test_what_the_host_does_longer_explains_a_slow_step_from_a_tenth_of_its_exce
         backward_events=lambda: (10, 10),
         context=SimpleNamespace(is_inference=False),
     )
-    assert _cause_in(scope, 1_000)[0].case == case
+    assert cause_in_step(scope, 1_000)[0].case == case
 
 
 def test_a_step_a_fifth_longer_does_not_stand_out(slow_step_of):
@@ -328,7 +328,7 @@ def test_ranks_that_come_a_tenth_of_the_excess_late_are_waited_for(row, is_late)
     }
     rows = [SimpleNamespace(**{**usual, **row})]
     context = SimpleNamespace(analysis=SimpleNamespace(stragglers=SimpleNamespace(rows=rows)))
-    assert _late_ranks(context, SimpleNamespace(step=5), 1_000) == ((3,) if is_late else ())
+    assert late_ranks_of_step(context, SimpleNamespace(step=5), 1_000) == ((3,) if is_late else ())
 
 
 def scope_of(*, copied=0, host_ns=None, forward=(10, 10), backward=(10, 10), is_inference=False):
@@ -361,7 +361,7 @@ def scope_of(*, copied=0, host_ns=None, forward=(10, 10), backward=(10, 10), is_
     ],
 )
 def test_what_a_step_of_1000_ns_more_did_beside_the_others(scope, case):
-    assert _cause_in(scope_of(**scope), 1_000)[0].case == case
+    assert cause_in_step(scope_of(**scope), 1_000)[0].case == case
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.others import one_line
-from tracekit.cli._mcp_server import MAX_ANSWER_CHARACTERS, TOOLS, Tools
+from tracekit.cli.mcp_server import MAX_ANSWER_CHARACTERS, TOOLS, Tools
 from tracekit.errors import InternalError, TracekitError
 
 SECRET = "zeppelin-outside-the-folder"

@@ -16,7 +16,7 @@ from tests import injections
 from tests.diffs.gates.conftest import QUIET, document
 from tests.fuzz.agents import small_trace
 from tests.fuzz.others import one_line
-from tracekit.cli._mcp_server import MAX_ANSWER_CHARACTERS, Tools
+from tracekit.cli.mcp_server import MAX_ANSWER_CHARACTERS, Tools
 from tracekit.diffs import diff, gate
 from tracekit.errors import InternalError, TracekitError
 from tracekit.report.ci.write import github_annotations, render_junit

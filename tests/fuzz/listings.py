@@ -58,7 +58,7 @@ def check(raw: bytes, folder: Path) -> None:
     home.mkdir(parents=True, exist_ok=True)
     with (
         mock.patch.object(tempfile, "tempdir", str(home)),
-        mock.patch.object(remote, "_file_system", lambda url: (_System(names), url)),
+        mock.patch.object(remote, "open_file_system", lambda url: (_System(names), url)),
     ):
         try:
             with remote.fetch_to_local(root) as copy:
@@ -72,5 +72,5 @@ def check(raw: bytes, folder: Path) -> None:
             one_line(error)
     left = [file for file in folder.rglob("*") if file.is_file()]
     assert not left, f"left behind: {left}"
-    links = re.findall('<a href="([^"]*)">', remote._links_alone(page))
+    links = re.findall('<a href="([^"]*)">', remote.keep_links(page))
     assert all(f'"{link}"' in page or f"'{link}'" in page or link in page for link in links)

@@ -13,7 +13,7 @@ from tests.fuzz.memory import small_memory
 from tests.fuzz.others import one_line
 from tracekit.errors import InputError
 from tracekit.parsers.kineto.header import parse_header, parse_tail
-from tracekit.parsers.kineto.reader import _scan
+from tracekit.parsers.kineto.reader import scan_stream
 from tracekit.parsers.kineto.stream import Stream
 
 POOL = 512
@@ -36,7 +36,7 @@ def check(raw: bytes, folder: object) -> None:
     expected = count_listed(raw)
     try:
         with small_memory(), Stream(io.BytesIO(raw)) as stream:
-            scanned, keys = _scan(stream, stacks=True)
+            scanned, keys = scan_stream(stream, stacks=True)
             parse_header({**keys, **parse_tail(scanned.tail)[0]})
     except InputError as error:
         one_line(error)

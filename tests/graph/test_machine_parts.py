@@ -11,8 +11,8 @@ import pytest
 from tracekit._loops.critical_path import NO_LIMIT
 from tracekit.graph import predictor
 from tracekit.graph.machine import Machine
-from tracekit.graph.rank_programs import _ScheduleWriter
-from tracekit.graph.remedies import _host_factors
+from tracekit.graph.rank_programs import ScheduleWriter
+from tracekit.graph.remedies import host_factors
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def remaining(*rows):
     remedies = pl.DataFrame(
         {"event": np.arange(1, 2 * count, 2), "host_share": shares.astype(float)}
     )
-    return _host_factors(graph, remedies).tolist()
+    return host_factors(graph, remedies).tolist()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_nothing_of_the_host_goes_where_the_launch_before_is_not_known(before, l
         events=pl.DataFrame({"launch_before": [-1, before], "blocked_ns": [0, 0]}),
     )
     remedies = pl.DataFrame({"event": [1], "host_share": [0.0]})
-    assert _host_factors(graph, remedies).tolist() == [1.0]
+    assert host_factors(graph, remedies).tolist() == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -93,18 +93,18 @@ def test_a_prediction_needs_all_ranks_and_a_known_order(
     monkeypatch, counts, exact, stages_from, reason
 ):
     ranks, recorded = counts
-    monkeypatch.setattr(predictor, "_too_large", lambda own: None)
+    monkeypatch.setattr(predictor, "why_too_large", lambda own: None)
     pipeline = SimpleNamespace(
         ranks=range(ranks), positions=dict.fromkeys(range(recorded)), stages_from=stages_from
     )
-    assert predictor._cannot_predict(pipeline, None, exact=exact) == reason
+    assert predictor.why_not_predicted(pipeline, None, exact=exact) == reason
 
 
 @pytest.fixture
 def writer(monkeypatch):
     """Three stages, of which ranks 0, 1 and 1 hold one each, with one micro-batch."""
     schedule = SimpleNamespace(ranks=[(), ()], stage_ranks=np.array([[0], [1], [1]]), stages=3)
-    writer = _ScheduleWriter(schedule)
+    writer = ScheduleWriter(schedule)
     monkeypatch.setattr(writer, "message", lambda output, source, target: (source, target))
     return writer
 

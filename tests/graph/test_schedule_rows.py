@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
-from tracekit.graph.schedule_rows import _curve_rows
+from tracekit.graph.schedule_rows import curve_rows
 from tracekit.pipeline.schedules import Times, generate
 from tracekit.report.notices import notice_sentence
 from tracekit.synthetic import Recipe
@@ -151,5 +151,5 @@ def test_curves_have_points_of_at_most_600_units_of_work():
     no_layers = pl.DataFrame(
         schema={"op": pl.String, "stage": pl.Int32, "b_stage": pl.Int32, "layers": pl.Int32}
     )
-    _curve_rows(SimpleNamespace(own=own, predict=predict), no_layers, None)
+    curve_rows(SimpleNamespace(own=own, predict=predict), no_layers, None)
     assert {count for chunks, count in drawn if chunks == 1} == {8, 16, 32}

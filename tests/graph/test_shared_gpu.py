@@ -11,7 +11,7 @@ import pytest
 from tracekit.graph.changes import ChangedGraph
 from tracekit.graph.engine import run_program
 from tracekit.graph.machine import FittedMachine, Machine
-from tracekit.graph.measured_ops import _time_alone
+from tracekit.graph.measured_ops import time_alone
 from tracekit.graph.rank_programs import POST, RUN, WAIT, Message, MessageKernel, Piece, Program
 from tracekit.graph.shared_gpu import SharedGpu, count_computing_ranks, fit_shared_gpu
 from tracekit.pipeline.reconstruct.rank_pipeline import RankPipeline, rank_pipeline
@@ -48,7 +48,7 @@ def test_time_alone_leaves_out_what_the_compute_of_other_ranks_costs(compute_cos
     table = cells((0, 0, 100), (1, 0, 100)).with_columns(host_ns=pl.lit(0), op=pl.lit("F"))
     machine = Machine(1.0, 1.0, 1.0, compute_cost=compute_cost)
     messages = {0: times((0, 50)), 1: times()}
-    assert _time_alone(table, messages, machine).to_list() == pytest.approx(alone_ns)
+    assert time_alone(table, messages, machine).to_list() == pytest.approx(alone_ns)
 
 
 def planted_ops(

@@ -17,19 +17,21 @@ from tracekit.pipeline.schedules import Times, generate
 
 @pytest.mark.parametrize(("kernels", "is_measured"), [(30, True), (29, False)])
 def test_thirty_kernels_beside_messages_show_a_slowdown(kernels, is_measured):
-    slowdown = machine._slowdown(kernels, beside_ns=200, lost_ns=100)
+    slowdown = machine.slowdown_of_kernels(kernels, beside_ns=200, lost_ns=100)
     assert (slowdown is not None) is is_measured
 
 
 def test_a_slowdown_is_uncertain_by_a_tenth_of_what_is_above_one():
     """Of 200 ns beside messages 100 are lost: kernels took twice as long."""
-    assert machine._slowdown(30, beside_ns=200, lost_ns=100) == pytest.approx((1.9, 2.0, 2.1))
+    assert machine.slowdown_of_kernels(30, beside_ns=200, lost_ns=100) == pytest.approx(
+        (1.9, 2.0, 2.1)
+    )
 
 
 def test_a_slowdown_of_more_than_four_is_an_outlier():
-    _, at_most, _ = machine._slowdown(30, beside_ns=100, lost_ns=90)
+    _, at_most, _ = machine.slowdown_of_kernels(30, beside_ns=100, lost_ns=90)
     assert at_most == 4.0
-    _, below, _ = machine._slowdown(30, beside_ns=100, lost_ns=70)
+    _, below, _ = machine.slowdown_of_kernels(30, beside_ns=100, lost_ns=70)
     assert below == pytest.approx(100 / 30)
 
 
@@ -37,13 +39,13 @@ def margin_ns(replayed_ns=0, *, times_ns=(1_000, 1_000, 1_000), **path_ns):
     """Half width of a range of steps with these times, with this time on the critical path by label."""
     bounds = pl.DataFrame({"step": range(len(times_ns)), "time_ns": times_ns})
     predicting = SimpleNamespace(graph=SimpleNamespace(measured_bounds=bounds), clock_error_ns=0)
-    predicting._deviation_of_steps = WhatIfGraph._deviation_of_steps.func(predicting)
+    predicting.deviation_of_steps = WhatIfGraph.deviation_of_steps.func(predicting)
     labels = [None if label == "host" else label for label in path_ns]
     parts = pl.DataFrame(
         {"label": labels, "ns": list(path_ns.values())},
         schema={"label": pl.String, "ns": pl.Int64},
     )
-    return WhatIfGraph._margin_ns(predicting, replayed_ns, parts)
+    return WhatIfGraph.range_margin_ns(predicting, replayed_ns, parts)
 
 
 @pytest.mark.parametrize(("measured_ns", "left_ns"), [(400, 160), (600, 240), (700, 340)])
@@ -79,7 +81,7 @@ def test_a_change_that_saves_more_than_a_hundredth_is_proposed(saves_ns, is_prop
 @pytest.mark.parametrize(("ops", "is_too_large"), [(4_000, False), (4_001, True)])
 def test_schedules_of_up_to_4000_ops_are_simulated(ops, is_too_large):
     schedule = SimpleNamespace(ranks=[range(ops)])
-    assert (predictor._too_large(schedule) is not None) is is_too_large
+    assert (predictor.why_too_large(schedule) is not None) is is_too_large
 
 
 def test_orders_of_up_to_4000_units_are_searched_for():
@@ -93,7 +95,7 @@ def test_of_a_run_too_large_to_search_all_other_schedules_are_shown(monkeypatch,
     monkeypatch.setattr(schedule_rows, "too_large_to_search", lambda *_: is_too_large)
     own = generate("1f1b", pp=2, microbatches=4)
     times = Times(F=1, I=1, W=1)
-    shown = {other.name for other in schedule_rows._other_schedules(own, times)}
+    shown = {other.name for other in schedule_rows.other_schedules(own, times)}
     assert {"gpipe", "1f1b", "interleaved", "zb-h1"} <= shown
     assert ("zb-2p" in shown) is not is_too_large  # whose order is searched for
 
@@ -102,7 +104,7 @@ def test_of_a_run_too_large_to_search_all_other_schedules_are_shown(monkeypatch,
 def test_receives_wait_for_no_compute_if_more_than_a_tenth_begin_early(
     monkeypatch, early_share, queues
 ):
-    monkeypatch.setattr(rank_programs, "_share_of_early_receives", lambda *_: early_share)
+    monkeypatch.setattr(rank_programs, "share_of_early_receives", lambda *_: early_share)
     assert rank_programs.find_queues({}, pl.DataFrame()) == queues
 
 

@@ -26,7 +26,7 @@ def choose(monkeypatch, *, uncertainty_ns=0, launches_ns=(), own_events=0):
     )
     rank = SimpleNamespace(snapshots=(read,), memory=MEMORY.to_frame().clear(own_events))
     launches = pl.Series([BASE_NS + at_ns for at_ns in launches_ns], dtype=pl.Int64)
-    return measure._choose_snapshot(rank, launches)
+    return measure.choose_snapshot(rank, launches)
 
 
 def notice_codes(monkeypatch, **options):

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from tracekit.memory.measures import free_memory, out_of_memory
-from tracekit.metrics.process_phases import _fill_neutral
+from tracekit.metrics.process_phases import fill_neutral_phases
 
 NOTHING = {
     "missing_bytes": 1_000,
@@ -31,10 +31,10 @@ CONTENTS = pl.DataFrame(
 
 
 def remedies_of(monkeypatch, *, cause="model", bucket_bytes=0, expandable=False, **failure):
-    monkeypatch.setattr(out_of_memory, "_bucket_bytes", lambda contents, stacks: bucket_bytes)
+    monkeypatch.setattr(out_of_memory, "find_bucket_bytes", lambda contents, stacks: bucket_bytes)
     failure = SimpleNamespace(**{**NOTHING, **failure})
     snapshot = SimpleNamespace(expandable=expandable, stacks=())
-    found = out_of_memory._remedies(failure, cause, CONTENTS, snapshot)
+    found = out_of_memory.find_remedies(failure, cause, CONTENTS, snapshot)
     return [(each.code, each.bytes, each.is_enough, each.name) for each in found]
 
 
@@ -91,10 +91,10 @@ def test_what_frees_a_tenth_of_what_was_missing_is_a_remedy(monkeypatch, failure
     ],
 )
 def test_stretches_of_one_segment_are_one(monkeypatch, owner, is_expandable, joined):
-    monkeypatch.setattr(free_memory, "_ranges_table", lambda rows, ranges: rows)
+    monkeypatch.setattr(free_memory, "ranges_table", lambda rows, ranges: rows)
     ranges = pl.DataFrame({"stream": [5, 5, 6, 5], "pool": [0, 0, 0, 1]})
     borders = np.array([0, 10, 20, 30])
-    rows = free_memory._joined_ranges(borders, np.array(owner), ranges, is_expandable=is_expandable)
+    rows = free_memory.joined_ranges(borders, np.array(owner), ranges, is_expandable=is_expandable)
     assert rows == joined
 
 
@@ -117,7 +117,7 @@ def phases_of(*rows, trains=True):
             "end_ns": pl.Int64,
         },
     )
-    return _fill_neutral(events, trains=trains).to_list()
+    return fill_neutral_phases(events, trains=trains).to_list()
 
 
 SYNC = "weight_sync"
@@ -200,7 +200,7 @@ USED_UP = {
     ],
 )
 def test_what_would_have_been_enough_is_the_cause(failure, cause):
-    assert out_of_memory._cause(SimpleNamespace(**{**USED_UP, **failure})) == cause
+    assert out_of_memory.find_cause(SimpleNamespace(**{**USED_UP, **failure})) == cause
 
 
 def allocation(address, size, *, made=0, done=None):
@@ -233,5 +233,5 @@ def test_what_lies_between_the_blocks_of_a_range_is_free(allocations, pieces):
     schema = dict.fromkeys(("address", "bytes", "alloc_row", "done_row"), pl.Int64)
     replay = SimpleNamespace(allocations=pl.DataFrame(allocations, schema=schema))
     segments = pl.DataFrame({"start": [100, 300], "end": [200, 400]})
-    found = free_memory._free_pieces(replay, segments, 5)
+    found = free_memory.free_pieces(replay, segments, 5)
     assert sorted(found.select("start", "bytes", "is_used").rows()) == sorted(pieces)

@@ -14,9 +14,9 @@ from tracekit.classify import classify
 from tracekit.intervals import union
 from tracekit.metrics.causes import (
     Rank,
-    _cut,
-    _cut_where_host_waits,
     causes_by_event,
+    cut_intervals,
+    cut_where_host_waits,
     exposure_causes,
     with_peers,
 )
@@ -388,7 +388,7 @@ def test_exposed_time_of_two_operations_at_once_belongs_to_one(why):
 def test_an_interval_is_cut_at_the_edges_inside_it(interval, edges, is_cut, pieces):
     """Beside one that is not cut: start, end and number of edges up to the start of each piece."""
     starts, ends = np.array([[interval[0], 0], [interval[1], 30]])
-    cuts = _cut(starts, ends, np.array(edges, np.int64), np.array([is_cut, False]))
+    cuts = cut_intervals(starts, ends, np.array(edges, np.int64), np.array([is_cut, False]))
     assert list(zip(cuts.start_ns, cuts.end_ns, cuts.edges_before, strict=True)) == [
         *pieces,
         (0, 30, 0),
@@ -402,7 +402,7 @@ def test_pieces_are_cut_where_the_host_begins_and_ends_to_wait_if_that_changes_t
         {"start_ns": [0, 42, 15], "end_ns": [30, 44, 60], "if_host_ran": ["queue", "queue", "queue"],
          "if_host_waited": ["host", "host", "queue"]}
     )  # fmt: skip
-    cut = _cut_where_host_waits(SimpleNamespace(blocked=blocked), pieces)
+    cut = cut_where_host_waits(SimpleNamespace(blocked=blocked), pieces)
     assert cut.select("start_ns", "end_ns", "host_waited").rows() == [
         (0, 10, False),
         (10, 20, True),

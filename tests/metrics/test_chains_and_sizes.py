@@ -8,10 +8,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tracekit.memory.measures.out_of_memory import _recomputed
+from tracekit.memory.measures.out_of_memory import find_recomputable
 from tracekit.metrics.alternatives.fusion import number_chains
 from tracekit.metrics.alternatives.messages import bytes_per_ns
-from tracekit.metrics.bandwidth import ACROSS_NODES, IN_NODE, _add_measured_times
+from tracekit.metrics.bandwidth import ACROSS_NODES, IN_NODE, add_measured_times
 from tracekit.metrics.measured_collectives import RankGpu, read_measured_times
 
 
@@ -47,13 +47,16 @@ def test_four_messages_of_a_size_tell_the_time_of_the_bytes_between_two(count, b
 
 def test_the_two_modules_with_most_activations_are_to_be_recomputed():
     rows = {"category": "activations", "module": ["a", "b", "c", None], "bytes": [1, 3, 2, 9]}
-    assert _recomputed(SimpleNamespace(repeated=()), pl.DataFrame(rows)) == [("b", 3), ("c", 2)]
+    assert find_recomputable(SimpleNamespace(repeated=()), pl.DataFrame(rows)) == [
+        ("b", 3),
+        ("c", 2),
+    ]
 
 
 def test_of_functions_that_are_repeated_the_first_two_are_to_be_recomputed():
     """Four calls of 100 bytes each: one of them is needed at a time."""
     repeated = [SimpleNamespace(function=name, bytes=400, calls=4) for name in "abc"]
-    assert _recomputed(SimpleNamespace(repeated=repeated), pl.DataFrame()) == [
+    assert find_recomputable(SimpleNamespace(repeated=repeated), pl.DataFrame()) == [
         ("a", 300),
         ("b", 300),
     ]
@@ -74,5 +77,5 @@ def test_two_ranks_share_a_link_if_the_layout_puts_them_on_one_machine(where, is
         "bytes": 1 << 20,
     }
     table = pl.DataFrame([row], schema_overrides={"where": pl.String})
-    rated = _add_measured_times(table, {0: RankGpu(h100, 1), 1: RankGpu(h100, 0)})
+    rated = add_measured_times(table, {0: RankGpu(h100, 1), 1: RankGpu(h100, 0)})
     assert rated["gpu_link_gb_s"].is_not_null().to_list() == [is_known]

@@ -6,14 +6,14 @@ import polars as pl
 import pytest
 
 from tracekit.metrics.rates import (
-    _attention,
-    _convolution_backward,
-    _grouped,
-    _product,
+    attention_flop,
+    convolution_backward_flop,
     flop,
     fused_experts,
+    grouped_product_flop,
     most_convolution_output,
     products,
+    product_flop,
 )
 from tracekit.schema import LABELLED, conform
 
@@ -32,13 +32,13 @@ from tracekit.schema import LABELLED, conform
     ],
 )
 def test_a_product_multiplies_and_adds_for_each_row_inner_value_and_column(dims, flop):
-    assert _product(0, 1)(dims) == flop
+    assert product_flop(0, 1)(dims) == flop
 
 
 def test_other_inputs_and_a_matrix_that_lies_on_its_side():
-    assert _product(1, 2)([[5], [2, 3], [3, 5]]) == 60
-    assert _product(0, 1, transposed=True)([[2, 3], [5, 3]]) == 60
-    assert _product(0, 1, transposed=True)([[2, 3], [3, 5]]) is None
+    assert product_flop(1, 2)([[5], [2, 3], [3, 5]]) == 60
+    assert product_flop(0, 1, transposed=True)([[2, 3], [5, 3]]) == 60
+    assert product_flop(0, 1, transposed=True)([[2, 3], [3, 5]]) is None
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_other_inputs_and_a_matrix_that_lies_on_its_side():
     ],
 )
 def test_each_token_is_multiplied_by_one_experts_matrix(dims, flop):
-    assert _grouped(dims) == flop
+    assert grouped_product_flop(dims) == flop
 
 
 QUERY, KEY, VALUE = [2, 3, 5, 7], [2, 3, 11, 7], [2, 3, 11, 13]
@@ -74,20 +74,20 @@ PAIRS = 2 * 3 * 5 * 11
 def test_attention_multiplies_each_query_with_each_key_and_its_weights_with_the_values(
     options, dims, flop
 ):
-    assert _attention(0, **options)(dims) == flop
-    assert _attention(1, **options)([[9], *dims]) == flop
-    assert _attention(0, **options)([*dims, [], []]) == flop  # no mask, no dropout
-    assert _attention(1, **options)(dims) is None
+    assert attention_flop(0, **options)(dims) == flop
+    assert attention_flop(1, **options)([[9], *dims]) == flop
+    assert attention_flop(0, **options)([*dims, [], []]) == flop  # no mask, no dropout
+    assert attention_flop(1, **options)(dims) is None
 
 
 def test_each_gradient_of_a_convolution_costs_as_much_as_its_forward():
     """Two images of 5 channels and 4 × 4 come of 3 channels by kernels of 3 × 3."""
-    assert _convolution_backward([[2, 5, 4, 4], [2, 3, 6, 6], [5, 3, 3, 3]]) == 2 * 160 * 27
+    assert convolution_backward_flop([[2, 5, 4, 4], [2, 3, 6, 6], [5, 3, 3, 3]]) == 2 * 160 * 27
     # Of a sequence: 2 × 5 × 4 results of 3 channels × 3 places each.
-    assert _convolution_backward([[2, 5, 4], [2, 3, 6], [5, 3, 3]]) == 2 * 40 * 9
-    assert _convolution_backward([[2, 5, 4, 4], [2, 3, 6, 6]]) is None
-    assert _convolution_backward([[], [2, 3, 6, 6], [5, 3, 3, 3]]) is None
-    assert _convolution_backward([[2, 5, 4, 4], [2, 3, 6, 6], [5, 3]]) is None
+    assert convolution_backward_flop([[2, 5, 4], [2, 3, 6], [5, 3, 3]]) == 2 * 40 * 9
+    assert convolution_backward_flop([[2, 5, 4, 4], [2, 3, 6, 6]]) is None
+    assert convolution_backward_flop([[], [2, 3, 6, 6], [5, 3, 3, 3]]) is None
+    assert convolution_backward_flop([[2, 5, 4, 4], [2, 3, 6, 6], [5, 3]]) is None
 
 
 @pytest.mark.parametrize(

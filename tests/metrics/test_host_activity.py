@@ -13,7 +13,7 @@ from tracekit.metrics.host.events import (
     split_host_events,
 )
 from tracekit.metrics.host.idle_activity import HOST_ACTIVITY, find_host_activity, keep_longest
-from tracekit.metrics.host.time_by_activity import _with_lines
+from tracekit.metrics.host.time_by_activity import add_lines
 from tracekit.metrics.host.waiting_calls import add_time_inside_launches
 from tracekit.schema import EVENTS, LABELLED, conform
 
@@ -115,7 +115,7 @@ def test_a_place_has_the_innermost_line_of_the_program_that_is_open():
     names = pl.DataFrame(frames, schema=["name", "start_ns", "end_ns"], orient="row")
     places = pl.DataFrame({"code": ["python", "host_sync"], "start_ns": [40, 60], "end_ns": 60})
     rows = NamedRows(names.with_columns(pl.col("name").cast(pl.Categorical())))
-    assert _with_lines(places, rows)["source"].to_list() == [
+    assert add_lines(places, rows)["source"].to_list() == [
         "train.py(12): step",
         "train.py(30): log",
     ]

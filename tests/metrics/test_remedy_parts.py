@@ -24,8 +24,8 @@ from tracekit.metrics.speeds import (
     USUAL_ATTENTION_SHARE,
     Share,
     Speeds,
-    _measured_bandwidth_share,
-    _measured_share,
+    measured_bandwidth_share,
+    measured_peak_share,
 )
 
 
@@ -410,7 +410,7 @@ def calls(count, *, flop, ns=100):
     ],
 )
 def test_four_calls_at_a_peak_of_ten_flop_per_ns_measure_a_share(of, share):
-    assert _measured_share(of, 10.0) == (None if share is None else pytest.approx(share))
+    assert measured_peak_share(of, 10.0) == (None if share is None else pytest.approx(share))
 
 
 USUAL = (0.55, 0.75, 0.9)
@@ -431,8 +431,8 @@ USUAL = (0.55, 0.75, 0.9)
 )
 def test_four_kernels_of_64_mb_measure_the_memory(share, count, size, kind, measured):
     work = pl.DataFrame({"kind": [kind] * count, "bytes": size, "ns": round(size / share / 1000)})
-    assert _measured_bandwidth_share(work, 1000.0) == pytest.approx(measured, abs=1e-3)
+    assert measured_bandwidth_share(work, 1000.0) == pytest.approx(measured, abs=1e-3)
 
 
 def test_a_memory_of_unknown_speed_reaches_what_is_usual():
-    assert _measured_bandwidth_share(pl.DataFrame(), None) == USUAL
+    assert measured_bandwidth_share(pl.DataFrame(), None) == USUAL

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracekit.memory.measures.block_sizes import _join, _remove
-from tracekit.metrics.event_work import _is_mask_of, _read_tensors, read_inputs
+from tracekit.memory.measures.block_sizes import join_ranges, remove_range
+from tracekit.metrics.event_work import is_mask_of, read_inputs, read_tensors
 from tracekit.metrics.start_constraints import last_of_other_stream
 
 BF16 = "c10::BFloat16"
@@ -26,14 +26,14 @@ BF16 = "c10::BFloat16"
     ],
 )
 def test_a_mask_has_the_last_two_sizes_of_the_scores_and_is_smaller(shape, is_mask):
-    assert _is_mask_of(shape, [2, 4, 8, 9]) is is_mask
+    assert is_mask_of(shape, [2, 4, 8, 9]) is is_mask
 
 
 @pytest.mark.parametrize(
     ("mask", "scores"), [([8, 9], [8, 9]), ([1, 9], [4, 1, 9]), ([8, 1], [4, 8, 1])]
 )
 def test_what_has_no_rows_and_columns_has_no_mask(mask, scores):
-    assert not _is_mask_of(mask, scores)
+    assert not is_mask_of(mask, scores)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_what_has_no_rows_and_columns_has_no_mask(mask, scores):
     ],
 )
 def test_inputs_have_sizes_and_move_bytes(shapes, dtypes, figures):
-    read = _read_tensors(shapes, dtypes)
+    read = read_tensors(shapes, dtypes)
     assert (read.dims, read.elements, read.width, read.narrow_width, read.bytes) == figures
 
 
@@ -74,13 +74,13 @@ def test_inputs_have_sizes_and_move_bytes(shapes, dtypes, figures):
     ],
 )
 def test_any_input_in_float64_counts_and_the_largest_in_float32(dtypes, has_fp64, has_fp32):
-    read = _read_tensors("[[8,4],[4]]", dtypes)
+    read = read_tensors("[[8,4],[4]]", dtypes)
     assert (read.has_fp64, read.has_fp32) == (has_fp64, has_fp32)
 
 
 def test_a_mask_is_noticed_among_the_inputs():
-    assert _read_tensors("[[2,4,8,9],[8,9]]", '["float","bool"]').is_masked
-    assert not _read_tensors("[[2,4,8,9],[9]]", '["float","bool"]').is_masked
+    assert read_tensors("[[2,4,8,9],[8,9]]", '["float","bool"]').is_masked
+    assert not read_tensors("[[2,4,8,9],[9]]", '["float","bool"]').is_masked
 
 
 def test_a_list_of_tensors_is_one_input_of_unknown_type():
@@ -102,7 +102,7 @@ def test_a_list_of_tensors_is_one_input_of_unknown_type():
 )
 def test_a_range_that_is_mapped_joins_those_it_touches(ranges, index, joined):
     starts, ends = map(list, zip(*ranges, strict=True))
-    _join(starts, ends, index)
+    join_ranges(starts, ends, index)
     assert list(zip(starts, ends, strict=True)) == joined
 
 
@@ -119,7 +119,7 @@ def test_a_range_that_is_mapped_joins_those_it_touches(ranges, index, joined):
 )
 def test_what_is_unmapped_leaves_what_lies_around_it(removed, left):
     starts, ends = [10], [30]
-    _remove(starts, ends, *removed)
+    remove_range(starts, ends, *removed)
     assert list(zip(starts, ends, strict=True)) == left
 
 

@@ -14,7 +14,7 @@ from tests.chosen_integers import chosen_integers, count_probes
 from tests.memory_snapshots import write
 from tracekit.errors import InputError
 from tracekit.late.flight_recorder import read as read_dump
-from tracekit.memory.snapshot_file import _Stacks, read_memory_snapshot
+from tracekit.memory.snapshot_file import StackNumbers, read_memory_snapshot
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.parsers.perfetto.messages import numbers_and_texts
 from tracekit.parsers.perfetto.packets import scan_packets
@@ -70,7 +70,7 @@ def test_numbers_of_perfetto_tracks():
     state = state_of(*tracks)
     assert state.find_thread(CHOSEN[0]).tid == 4
     assert_keys_are_spread(state.tracks)
-    assert_keys_are_spread(state._threads)
+    assert_keys_are_spread(state.threads_by_number)
 
 
 def test_numbers_of_perfetto_writers():
@@ -113,12 +113,12 @@ def test_keys_that_a_pickle_repeats_are_counted_each_time():
 
 
 def test_lines_of_stacks_with_one_hash():
-    stacks = _Stacks("a.pickle")
+    stacks = StackNumbers("a.pickle")
     recorded = [[{"name": "f", "filename": "", "line": i * MODULUS}] for i in range(COUNT)]
     assert [stacks.number(frames) for frames in recorded] == list(range(COUNT))
     assert stacks.number([dict(recorded[9][0])]) == 9
     assert len({hash(stack) for stack in stacks.stacks}) == 1
-    assert len({hash(key) for key in stacks._numbers}) == COUNT
+    assert len({hash(key) for key in stacks.number_of_stack}) == COUNT
 
 
 def test_gpus_of_a_snapshot_with_one_hash(tmp_path):

@@ -22,18 +22,18 @@ from tracekit._loops.json_scanner import NULL
 from tracekit._loops.packet_scanner import PacketScanner
 from tracekit._util.arrow_sizes import unpacked_bytes
 from tracekit._util.inflation import MIN_INFLATED_LIMIT
-from tracekit.classify.model_position import _depths
+from tracekit.classify.model_position import frame_depths
 from tracekit.errors import InputError, MachineError
 from tracekit.late import flight_recorder, nccl_inspector
 from tracekit.memory.snapshot_file import read_memory_snapshot, read_memory_snapshots
-from tracekit.metrics.host.idle_activity import MAX_LAUNCHING_THREADS, _launching_threads
+from tracekit.metrics.host.idle_activity import MAX_LAUNCHING_THREADS, launching_threads
 from tracekit.parsers.file_type import detect_file_type
 from tracekit.parsers.kineto.captures import holds_capture
 from tracekit.parsers.kineto.recording_window import recording_window
 from tracekit.parsers.nsight import exports
 from tracekit.parsers.nsight.reader import open_export
 from tracekit.parsers.perfetto.state import TraceState, Track
-from tracekit.parsers.perfetto.table import _values_by_key
+from tracekit.parsers.perfetto.table import values_by_key
 from tracekit.redact import redact
 from tracekit.report.perfetto.serve import moment_parameters
 from tracekit.store import source_workers
@@ -103,10 +103,10 @@ def test_parents_in_a_circle_end():
 def test_defaults_of_many_writers_are_looked_up_at_once():
     defaults = {f"{writer}": writer + 1 for writer in range(0, 400_000, 2)}
     keys = np.arange(400_000)
-    values = _values_by_key(defaults, keys)
+    values = values_by_key(defaults, keys)
     assert values[:4].tolist() == [1, NULL, 3, NULL]
-    assert _values_by_key({}, keys[:2]).tolist() == [NULL, NULL]
-    assert _values_by_key({f"{2**64}": 5}, keys[:1]).tolist() == [NULL]
+    assert values_by_key({}, keys[:2]).tolist() == [NULL, NULL]
+    assert values_by_key({f"{2**64}": 5}, keys[:1]).tolist() == [NULL]
 
 
 def bomb(head, unit):
@@ -324,15 +324,15 @@ def test_an_export_with_a_base_of_thousands_of_digits_begins_at_zero(tmp_path):
 def test_launches_of_many_threads_are_explained_by_the_ranges_of_a_few():
     count = 50_000
     launches = pl.DataFrame({"launch_tid": [*np.repeat(np.arange(count), 2).tolist(), 7, None]})
-    threads = _launching_threads(launches)
+    threads = launching_threads(launches)
     assert len(threads) == MAX_LAUNCHING_THREADS
     assert 7 in threads
-    assert _launching_threads(launches.tail(4)) == [7, count - 1]
+    assert launching_threads(launches.tail(4)) == [7, count - 1]
 
 
 def test_calls_inside_calls_are_each_looked_at_a_few_times():
     count = 500_000
-    assert _depths(np.arange(-1, count - 1, dtype=np.int32)).tolist() == list(range(count))
+    assert frame_depths(np.arange(-1, count - 1, dtype=np.int32)).tolist() == list(range(count))
 
 
 @pytest.mark.parametrize("table", ["CUPTI_ACTIVITY_KIND_KERNEL", "StringIds"])

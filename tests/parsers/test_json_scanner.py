@@ -21,7 +21,7 @@ import pytest
 from tracekit._loops import json_scanner
 from tracekit.errors import InputError
 from tracekit.parsers import kineto
-from tracekit.parsers.kineto.reader import _scan
+from tracekit.parsers.kineto.reader import scan_stream
 from tracekit.parsers.kineto.stream import Stream
 from tracekit.report.notices import notice_sentence
 from tracekit.schema import DAMAGED
@@ -61,9 +61,9 @@ def test_the_constants_of_both_files_agree():
         assert getattr(module, name) == int(value, 0), name
     for column in ("ID", "TS", "DUR", "TID", "BYTES", "EVENT", "NAME", "CAT"):
         assert getattr(module, f"_{column}") == json_scanner.EventColumn[column]
-    for status in json_scanner.Status:
-        assert getattr(module, f"_{status.name}") == status
-    assert module._NULL == json_scanner.NULL
+    expected = {status.name: status for status in json_scanner.Status} | {"NULL": json_scanner.NULL}
+    for name, value in expected.items():
+        assert getattr(module, f"_{name}") == value, name
 
 
 def test_uncompiled_gives_the_same_table_and_says_so(real_bytes, tmp_path):
@@ -191,7 +191,7 @@ def test_names_chosen_for_one_slot_take_no_longer_than_others():
     def scan_s(names):
         raw, began = as_trace(names), time.process_time()
         with Stream(io.BytesIO(raw)) as stream:
-            _scan(stream, stacks=False)
+            scan_stream(stream, stacks=False)
         return time.process_time() - began
 
     assert scan_s(chosen) < 4 * scan_s(others)  # without a seed: 20 times as long
@@ -203,7 +203,7 @@ def test_memory_for_many_short_names_grows_with_their_bytes():
     tracemalloc.start()
     try:
         with Stream(io.BytesIO(raw)) as stream:
-            _scan(stream, stacks=False)
+            scan_stream(stream, stacks=False)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -94,7 +94,7 @@ def test_a_listing_writes_nothing_outside_of_our_folder(tmp_path, monkeypatch, n
     home.mkdir(parents=True)
     monkeypatch.setattr("tempfile.tempdir", str(home))
     system = JoiningSystem(["StringIds.parquet", name])
-    monkeypatch.setattr(remote, "_file_system", lambda url: (system, url))
+    monkeypatch.setattr(remote, "open_file_system", lambda url: (system, url))
     with (
         pytest.raises(InputError, match="not a file in that folder"),
         remote.fetch_to_local("http://host/x.parquetdir"),
@@ -105,7 +105,7 @@ def test_a_listing_writes_nothing_outside_of_our_folder(tmp_path, monkeypatch, n
 
 def test_a_listing_of_too_many_files_is_one_line(monkeypatch):
     system = JoiningSystem([f"{number}.parquet" for number in range(1001)])
-    monkeypatch.setattr(remote, "_file_system", lambda url: (system, url))
+    monkeypatch.setattr(remote, "open_file_system", lambda url: (system, url))
     with (
         pytest.raises(InputError, match=r"lists 1,001 files"),
         remote.fetch_to_local("http://host/x.parquetdir"),

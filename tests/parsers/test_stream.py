@@ -87,7 +87,7 @@ def test_a_disk_that_fails_is_named(tmp_path, monkeypatch):
     with Stream(tmp_path / "trace.gz") as stream:
         assert stream.read(100) == TEXT[:100]
         with monkeypatch.context() as failing:
-            failing.setattr(stream, "_file", Failing())
+            failing.setattr(stream, "file", Failing())
             with pytest.raises(InputError, match=r"trace\.gz: input/output error"):
                 stream.read(len(TEXT))
 

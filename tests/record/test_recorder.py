@@ -19,7 +19,7 @@ import tracekit
 from tracekit.errors import OptionError
 from tracekit.record import handler, lightning_callback, profiler, transformers_callback
 from tracekit.record.answer import answer_of, gather_tables
-from tracekit.record.recorder import WARM_UP_STEPS, _running
+from tracekit.record.recorder import WARM_UP_STEPS, running_recorders
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +72,7 @@ def torch(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "torch", fake)
     yield fake
-    _running.clear()
+    running_recorders.clear()
 
 
 def test_only_the_asked_steps_are_recorded(torch, tmp_path):

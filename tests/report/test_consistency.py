@@ -373,7 +373,7 @@ def _most_hidden_ns(graph, change):
 
     From one operation to the next another rank may be the last, and gain.
     """
-    changed = graph._changed([change])
+    changed = graph.changed_graph([change])
     events = graph.graph
     hidden_ns = events.work_ns * changed.hidden_share
     of_operation = {}

@@ -288,10 +288,10 @@ def test_no_output_of_another_accelerators_recording_has_a_vendors_words(tmp_pat
         for i in range(200):
             start = number * 40.0 + 0.1 + i * 0.15
             ids = {"correlation": number * 200 + i + 1}
-            recording._add("mtia_runtime", "runFunction", start, start + 0.1, **ids)
+            recording.add("mtia_runtime", "runFunction", start, start + 0.1, **ids)
             name = "dma_request" if i % 3 == 0 else "fba_kernel"
             on_device = {"device": 0, "stream": 7, **ids}
-            recording._add(
+            recording.add(
                 "mtia_ccp_events", name, start + 0.11, start + 0.14, pid=0, tid=7, **on_device
             )
     recording.write(tmp_path)

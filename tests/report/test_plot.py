@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from tests.kept import analysis_of
 from tracekit.errors import InputError, OptionError
@@ -204,9 +205,11 @@ def inside(figure):
     parts = [
         *figure.legends,
         *(ax.get_legend() for ax in figure.axes if ax.get_legend()),
-        *(ax.title for ax in figure.axes),
     ]
-    parts += [ax._left_title for ax in figure.axes]
+    for ax in figure.axes:  # its titles are among its own texts
+        parts += [
+            child for child in ax.get_children() if isinstance(child, Text) and child.get_text()
+        ]
     boxes = [artist.get_window_extent() for artist in parts]
     return all(
         box.x0 >= whole.x0 - 1 and box.x1 <= whole.x1 + 1 and box.y0 >= whole.y0 - 1

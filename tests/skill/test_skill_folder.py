@@ -12,7 +12,7 @@ import typer.main
 
 from tests.kept import analysis_of
 from tracekit.cli import make_app
-from tracekit.cli._mcp_server import TOOLS
+from tracekit.cli.mcp_server import TOOLS
 from tracekit.report.write import render_json
 from tracekit.rooms import all_kinds
 from tracekit.schema import LABELS

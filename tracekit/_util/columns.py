@@ -20,7 +20,7 @@ NULL_INT64 = -(1 << 63)
 
 MAX_SHARE_OF_SPARSE = 0.1
 """Share of rows with a value up to which a column is written as sparse."""
-_MIN_SPARSE_BYTES = 1 << 19  # smaller columns gain nothing from pages that are never touched
+MIN_SPARSE_BYTES = 1 << 19  # smaller columns gain nothing from pages that are never touched
 
 
 def to_int64(column: pl.Series, missing: int = -1) -> Ints:
@@ -85,7 +85,7 @@ def sparse(size: int, rows: Ints, values: npt.NDArray[Any]) -> pl.Series:
 
 def _zeros_on_demand(size: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return zeros in memory pages that the system allocates when they are first written to, none of them huge."""
-    if size * dtype.itemsize < _MIN_SPARSE_BYTES or not hasattr(mmap, "MAP_PRIVATE"):
+    if size * dtype.itemsize < MIN_SPARSE_BYTES or not hasattr(mmap, "MAP_PRIVATE"):
         return np.zeros(size, dtype)
     pages = mmap.mmap(-1, size * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):

@@ -226,7 +226,7 @@ def _reduce(table: pl.DataFrame) -> list[dict[str, Any]]:
     table = table.with_columns(
         since_ns=pl.col("at_ns") - pl.col("at_ns").min().over(pair), surest=surest
     )
-    drifts = _drifts(table)
+    drifts = find_drift(table)
     if drifts:
         rates = pl.DataFrame(
             [(low, high, rate) for (low, high), rate in drifts.items()],
@@ -324,14 +324,14 @@ def _clock_bounds(
     least = -NO_BOUND_NS if row["least_ns"] is None else row["least_ns"]
     most = NO_BOUND_NS if row["most_ns"] is None else row["most_ns"]
     contradict = least > most
-    offset = None if contradict else _message_offset(row, least, most)
+    offset = None if contradict else offset_of_messages(row, least, most)
     if contradict or (row["least_ns"] is None and row["most_ns"] is None):
         # All that is sure is that nobody lags a whole round behind.
         lag = NO_BOUND_NS if row["round_ns"] is None else row["round_ns"]
         least = row["loose_least_ns"] - lag
         most = row["loose_most_ns"] + lag
     else:
-        least, most = _tighten(least, most, *_message_bounds(row))
+        least, most = _tighten(least, most, *bounds_of_messages(row))
     end_bounds = _end_bounds(row, usual_spread_ns)
     if end_bounds is not None:
         lower, upper = end_bounds
@@ -343,7 +343,7 @@ def _clock_bounds(
             upper = max(upper, 0)
         least, most = _tighten(least, most, lower, upper)
     if offset is None:
-        offset = _one_way_offset(row)
+        offset = one_way_offset(row)
     offset = min(max(offset, least), most)
     return ClockBounds(row["low"], row["high"], row["at_ns"], offset, least, most, row["drift"])
 
@@ -357,7 +357,7 @@ def _tighten(least: int, most: int, lower: int, upper: int) -> tuple[int, int]:
     return inner if inner[0] <= inner[1] else (least, most)
 
 
-def _message_bounds(row: dict[str, Any]) -> tuple[int, int]:
+def bounds_of_messages(row: dict[str, Any]) -> tuple[int, int]:
     """Return the bounds from messages with kernels of their own: a receive does not end before its send."""
     forward = row["fastest_forward_ns"]
     backward = row["fastest_backward_ns"]
@@ -366,7 +366,7 @@ def _message_bounds(row: dict[str, Any]) -> tuple[int, int]:
     return lower, upper
 
 
-def _message_offset(row: dict[str, Any], least: int, most: int) -> int | None:
+def offset_of_messages(row: dict[str, Any], least: int, most: int) -> int | None:
     """Return the offset for which the fastest messages of both directions take equally long.
 
     None without both.
@@ -378,7 +378,7 @@ def _message_offset(row: dict[str, Any], least: int, most: int) -> int | None:
     return int(row["fastest_forward_ns"] - row["fastest_backward_ns"]) // 2
 
 
-def _one_way_offset(row: dict[str, Any]) -> int:
+def one_way_offset(row: dict[str, Any]) -> int:
     """Return the likeliest offset from few collectives, or from messages of one direction."""
     if row["meetings"] or (row["least_ns"] is None) == (row["most_ns"] is None):
         return int(row["middle_ns"])
@@ -387,7 +387,7 @@ def _one_way_offset(row: dict[str, Any]) -> int:
     return int(row["latest_ns"])
 
 
-def _drifts(table: pl.DataFrame) -> dict[tuple[int, int], float]:
+def find_drift(table: pl.DataFrame) -> dict[tuple[int, int], float]:
     """Return by how much the clocks of two ranks drift apart, where that is beyond doubt."""
     windows = _drift_windows(table)
     is_long_enough = pl.len().over("low", "high") >= MIN_DRIFT_WINDOWS
@@ -400,7 +400,7 @@ def _drifts(table: pl.DataFrame) -> dict[tuple[int, int], float]:
         for column in ("bounds", "ends"):
             values = of_pair[column].cast(pl.Float64).to_numpy()  # NaN where nothing tells
             is_known = ~np.isnan(values)
-            fits.append(_fit_drift(since_ns[is_known], values[is_known]))
+            fits.append(fit_drift(since_ns[is_known], values[is_known]))
         rate, _ = min(fits, key=lambda fit: fit[1])
         if rate:
             rates[int(low), int(high)] = rate
@@ -431,7 +431,7 @@ def _drift_windows(table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _fit_drift(times: Floats, values: Floats) -> tuple[float, float]:
+def fit_drift(times: Floats, values: Floats) -> tuple[float, float]:
     """Return the slope of the values and the largest distance of one from the line.
 
     (0, inf) if it is not clear.

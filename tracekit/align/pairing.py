@@ -107,24 +107,24 @@ def pair_with_references(own: OperationSequence, references: list[OperationSeque
     is_likely = is_inside
     if missing:  # as many on both sides are here because each may lack another one
         is_likely = is_inside & (shifts >= min(0, missing)) & (shifts <= max(0, missing))
-    cost = _costs_with_references(own, references, partner, is_likely)
+    cost = costs_with_references(own, references, partner, is_likely)
     cost[~is_inside] = np.inf
-    partners = _certain_partners(cost, shifts, length)
+    partners = certain_partners(cost, shifts, length)
     largest_uncertainty_ns = max(reference.uncertainty_ns for reference in references)
     if largest_uncertainty_ns <= references[0].usual_interval_ns // 2:
         return partners
     # The clocks may differ by more than one operation: see whether ends agree better with other
     # offsets.
     moved = [
-        reference.moved(_likely_offset(own, reference, partner, is_likely))
+        reference.moved(likely_offset(own, reference, partner, is_likely))
         for reference in references
     ]
-    cost_if_moved = _costs_with_references(own, moved, partner, is_likely)
+    cost_if_moved = costs_with_references(own, moved, partner, is_likely)
     cost_if_moved[~is_inside] = np.inf
     lowest = np.where(is_likely, cost, np.inf).min(axis=1).sum()
     lowest_if_moved = np.where(is_likely, cost_if_moved, np.inf).min(axis=1).sum()
     if 2 * lowest_if_moved < lowest:
-        return _certain_partners(cost_if_moved, shifts, length)
+        return certain_partners(cost_if_moved, shifts, length)
     return partners
 
 
@@ -174,7 +174,7 @@ def choose_sources(
 # ---- Costs of pairs.
 
 
-def _costs_with_references(
+def costs_with_references(
     own: OperationSequence, references: list[OperationSequence], partner: Ints, is_likely: Bools
 ) -> Floats:
     """Return the cost of pairing each operation with each *partner*: the lowest over the references."""
@@ -183,7 +183,7 @@ def _costs_with_references(
     )
     misfit_ns = np.min(misfits, axis=0)
     best_ns = np.where(is_likely, misfit_ns, np.iinfo(np.int64).max).min(axis=1)
-    cost = _time_costs(misfit_ns, best_ns, references[0])
+    cost = time_costs(misfit_ns, best_ns, references[0])
     own_size = own.size[:, None]
     sizes_differ = [
         (own_size != reference.size[partner]) & (own_size >= 0) & (reference.size[partner] >= 0)
@@ -212,14 +212,14 @@ def _costs_with_queues(
         receives, second, every_receive + np.arange(len(second))
     )
     best_ns = np.concatenate([first_misfit_ns, second_misfit_ns], axis=1).min(axis=1)
-    of_first = _time_costs(first_misfit_ns, best_ns, receives) + IMPOSSIBLE_COST * first_impossible
+    of_first = time_costs(first_misfit_ns, best_ns, receives) + IMPOSSIBLE_COST * first_impossible
     of_second = (
-        _time_costs(second_misfit_ns, best_ns, receives) + IMPOSSIBLE_COST * second_impossible
+        time_costs(second_misfit_ns, best_ns, receives) + IMPOSSIBLE_COST * second_impossible
     )
     return of_first, of_second
 
 
-def _time_costs(misfit_ns: Ints, best_ns: Ints, sequence: OperationSequence) -> Floats:
+def time_costs(misfit_ns: Ints, best_ns: Ints, sequence: OperationSequence) -> Floats:
     """Return the cost of misfits.
 
     *best_ns* is the lowest one of each operation, whose median is what is usual.
@@ -276,7 +276,7 @@ def _message_misfit(
     return late_ns + early_ns, ends_before_send | ends_before_begin
 
 
-def _likely_offset(
+def likely_offset(
     own: OperationSequence, other: OperationSequence, partner: Ints, is_likely: Bools
 ) -> int:
     """Return the offset of the clocks for which most ends agree, nearest to 0 if there are several such.
@@ -301,7 +301,7 @@ def _likely_offset(
 # ---- The cheapest alignments.
 
 
-def _certain_partners(cost: Floats, shifts: Ints, other_length: int) -> Ints:
+def certain_partners(cost: Floats, shifts: Ints, other_length: int) -> Ints:
     """Return the partner of each operation in the cheapest alignment that keeps the order.
 
     -1: none.

@@ -64,7 +64,7 @@ def find_steps(members: pl.DataFrame, *, from_start: bool) -> tuple[pl.DataFrame
         key = symbols.tobytes()
         if key not in cycles_by_symbols:
             order_ns = rows["order_ns"].fill_null(0).to_numpy()
-            cycles_by_symbols[key] = _find_cycles(symbols, order_ns)
+            cycles_by_symbols[key] = find_cycles(symbols, order_ns)
         cycles_of_ranks.append(cycles_by_symbols[key])
     longest_period = max((cycles.period for cycles in cycles_of_ranks), default=0)
     if not longest_period:
@@ -92,7 +92,7 @@ def find_steps(members: pl.DataFrame, *, from_start: bool) -> tuple[pl.DataFrame
     numbered = numbered.with_columns(
         number=pl.when(pl.col("number") >= 0).then(pl.col("number") - first + int(has_warm_up))
     )
-    numbers, numbered_from = _number(numbered, from_start=from_start)
+    numbers, numbered_from = number_members(numbered, from_start=from_start)
     count = numbers["number"].drop_nulls().n_unique()
     steps = RecordedSteps(count, has_warm_up, longest_period, numbered_from)
     return numbers.with_columns(step=pl.col("number")).drop("number"), steps
@@ -126,13 +126,13 @@ def _symbols(rows: pl.DataFrame) -> Ints:
     )
 
 
-def _find_cycles(symbols: Ints, order_ns: Ints) -> _Cycles:
+def find_cycles(symbols: Ints, order_ns: Ints) -> _Cycles:
     """Return the cycle of each operation and its position in it.
 
     What comes before the first whole cycle has cycle -1, and what comes between two belongs to the
     one before it.
     """
-    period = _find_period(symbols[-MAX_OPS_TO_COMPARE:])
+    period = find_period(symbols[-MAX_OPS_TO_COMPARE:])
     if period is None:
         unknown = np.full(len(symbols), _IN_NO_CYCLE)
         return _Cycles(cycle=unknown, position=unknown, period=0)
@@ -154,7 +154,7 @@ def _find_cycles(symbols: Ints, order_ns: Ints) -> _Cycles:
     return _Cycles(cycle, position, period)
 
 
-def _find_period(symbols: Ints) -> int | None:
+def find_period(symbols: Ints) -> int | None:
     """Return the length after which the sequence repeats; None if it does not."""
     count = len(symbols)
     longest = count // MIN_REPETITIONS
@@ -227,7 +227,7 @@ def _shifts(table: pl.DataFrame) -> pl.DataFrame:
     return shifts
 
 
-def _number(numbered: pl.DataFrame, *, from_start: bool) -> tuple[pl.DataFrame, StepNumbers]:
+def number_members(numbered: pl.DataFrame, *, from_start: bool) -> tuple[pl.DataFrame, StepNumbers]:
     """Return the members with the numbers of steps, and what they are counted from.
 
     Where the profiler recorded some of the steps, all are numbered as it numbers them.

@@ -80,9 +80,9 @@ class Sequences(msgspec.Struct, frozen=True, eq=False):
             is_comparable=(sides.recorded & ~sides.nameless)[self.order],
         )
         longest_apart_ns = np.where(sides.meets, sides.end - sides.start, NO_BOUND_NS)[self.order]
-        has_misfit = self._count(sequence, ends.find_misfits(longest_apart_ns)) > 0
+        has_misfit = self.count_sides(sequence, ends.find_misfits(longest_apart_ns)) > 0
         return np.flatnonzero(
-            is_shorter | self._has_other_sizes(sequence, counterpart) | has_misfit
+            is_shorter | self.find_other_sizes(sequence, counterpart) | has_misfit
         )
 
     def _counterparts(self, sequence: Ints, is_shorter: Bools) -> Ints:
@@ -94,7 +94,7 @@ class Sequences(msgspec.Struct, frozen=True, eq=False):
         counterpart = index - self.first[sequence] + self.first[self.reference[sequence]]
         return np.where(is_shorter[sequence], index, counterpart)
 
-    def _has_other_sizes(self, sequence: Ints, counterpart: Ints) -> Bools:
+    def find_other_sizes(self, sequence: Ints, counterpart: Ints) -> Bools:
         """Return the sequences of which some sides, and less than half, have another size than their counterparts.
 
         Sizes of an exchange may differ everywhere (every rank sends another amount): that says
@@ -102,10 +102,10 @@ class Sequences(msgspec.Struct, frozen=True, eq=False):
         """
         other_size = self.size[counterpart]
         is_different = (self.size != other_size) & (self.size >= 0) & (other_size >= 0)
-        different_count = self._count(sequence, is_different)
+        different_count = self.count_sides(sequence, is_different)
         return (different_count > 0) & (different_count * 2 < self.length)
 
-    def _count(self, sequence: Ints, mask: Bools) -> Ints:
+    def count_sides(self, sequence: Ints, mask: Bools) -> Ints:
         """Return in how many sides of each sequence *mask* holds."""
         return np.bincount(sequence[mask], minlength=len(self.first))
 

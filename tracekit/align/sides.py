@@ -94,7 +94,7 @@ class Sides(msgspec.Struct, frozen=True, eq=False):
         )
         split = _split_messages(operations["messages"], is_message, what.present)
         sides = split.hstack(facts[split["row"]])
-        sides = sides.with_columns(key=pl.Series(_side_keys(sides)))
+        sides = sides.with_columns(key=pl.Series(side_keys(sides)))
         return cls(**{name: sides[name].to_numpy() for name in cls.__struct_fields__})
 
 
@@ -130,7 +130,7 @@ def _split_messages(messages: pl.Series, is_message: Bools, has_kind: Bools) -> 
     return pl.concat([collectives, sides_of_messages]).sort("row", maintain_order=True)
 
 
-def _side_keys(sides: pl.DataFrame) -> Ints:
+def side_keys(sides: pl.DataFrame) -> Ints:
     """Return the key of each side: its bucket, and of a message who sends and who receives."""
     bucket = sides["bucket"].to_numpy()
     own = sides["rank"].to_numpy().astype(np.int64) + 1

@@ -64,7 +64,7 @@ def place_snapshot(snapshot: MemorySnapshot, rank: RankEvents) -> SnapshotClock 
     )
     evidence = {
         "allocations": _allocation_pairs(snapshot, rank.memory),
-        "annotations": _annotation_pairs(snapshot, rank.events),
+        "annotations": annotation_pairs(snapshot, rank.events),
         "operators": _operator_pairs(snapshot, allocating),
     }
     times = pl.concat([snapshot.events["at_ns"], snapshot.annotations["at_ns"]])
@@ -73,14 +73,14 @@ def place_snapshot(snapshot: MemorySnapshot, rank: RankEvents) -> SnapshotClock 
     span = int(times.min()), int(times.max())  # type: ignore[arg-type]  # polars types them as any value
     for source, pairs in evidence.items():
         near = pairs.filter(pl.col("offset_ns").abs() <= MAX_OFFSET_NS)
-        agreed = _agreed_offset(near, span=span)
+        agreed = find_agreed_offset(near, span=span)
         if agreed is None:
             continue
         offset_ns, uncertainty_ns, agreeing = agreed
         placed = snapshot.events.filter(
             pl.col("at_ns").is_between(first_ns - offset_ns, last_ns - offset_ns)
         )
-        fitted_ns = _fit_to_operators(
+        fitted_ns = fit_to_operators(
             placed, allocating, offset_ns, min_share=MIN_SHARE_IN_OPERATORS[source]
         )
         if fitted_ns is None or placed.is_empty():
@@ -95,14 +95,16 @@ PAIRS = pl.Schema({"row": pl.Int64(), "at_ns": pl.Int64(), "offset_ns": pl.Int64
 that time is later than the snapshot's."""
 
 
-def _agreed_offset(pairs: pl.DataFrame, *, span: tuple[int, int]) -> tuple[int, int, int] | None:
+def find_agreed_offset(
+    pairs: pl.DataFrame, *, span: tuple[int, int]
+) -> tuple[int, int, int] | None:
     """Return the offset that most pairs agree on, the largest deviation from it, and the number of rows that agree.
 
     None if fewer rows than ``MIN_AGREEING_SHARE`` agree, of those in the time of the snapshot
     (*span*).
 
     >>> rows = {"row": [0, 0, 1, 2], "at_ns": [10, 10, 20, 30], "offset_ns": [5, 900_000, 7, 6]}
-    >>> _agreed_offset(pl.DataFrame(rows, schema=PAIRS), span=(0, 100))
+    >>> find_agreed_offset(pl.DataFrame(rows, schema=PAIRS), span=(0, 100))
     (6, 1, 3)
     """
     if pairs.is_empty():
@@ -147,7 +149,7 @@ def _allocation_pairs(snapshot: MemorySnapshot, memory: pl.DataFrame) -> pl.Data
     return _pairs(own, of_trace.drop_nulls(), key)
 
 
-def _annotation_pairs(snapshot: MemorySnapshot, events: pl.DataFrame) -> pl.DataFrame:
+def annotation_pairs(snapshot: MemorySnapshot, events: pl.DataFrame) -> pl.DataFrame:
     """Return ``PAIRS`` of starts of ranges with the same name."""
     own = snapshot.annotations.filter("is_start").select("at_ns", "name")
     ranges = events.filter(pl.col("kind") == "annotation")
@@ -172,7 +174,7 @@ def _operator_pairs(snapshot: MemorySnapshot, allocating: pl.DataFrame) -> pl.Da
     )
 
 
-def _fit_to_operators(
+def fit_to_operators(
     placed: pl.DataFrame, allocating: pl.DataFrame, offset_ns: int, *, min_share: float
 ) -> int | None:
     """Return the offset, moved by microseconds to where most allocations lie inside operators that allocate.

@@ -92,7 +92,7 @@ def with_waits(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     possible, possible_error = np.where(
         is_open, (duration, np.maximum(duration, to_latest)), (by_arrival, uncertainty)
     )
-    is_bound = _is_bound(members["label"], possible, possible_error, error)
+    is_bound = is_uncertain_wait(members["label"], possible, possible_error, error)
     at_most = duration - members["transfer_ns"].to_numpy()
     # Durations of a broadcast differ by transfer as well: arrival times bound the wait better.
     at_most = np.where(transferring > 0, np.minimum(at_most, possible + possible_error), at_most)
@@ -221,7 +221,7 @@ def _still_transferring(members: pl.DataFrame, start: Ints, last: Int32s) -> Int
     return busy_ns
 
 
-def _is_bound(label: pl.Series, by_arrival: Ints, uncertainty: Ints, error: Ints) -> Bools:
+def is_uncertain_wait(label: pl.Series, by_arrival: Ints, uncertainty: Ints, error: Ints) -> Bools:
     """Return the members whose wait by arrival times is not certain enough."""
     unbounded = uncertainty >= NO_BOUND_NS
     bounded_wait, bounded_error = np.where(unbounded, 0, (by_arrival, error))

@@ -105,7 +105,7 @@ class TableInFile(LoadableTable):
                 raise OSError("it was written again since")
             large_table = _LARGE_TABLES[self.name.partition(".")[0]]
             with zipfile.ZipFile(self.file) as archive:
-                stream = _read_stream(archive, self.name)
+                stream = read_stream(archive, self.name)
             table = large_table.unpack(pl.read_ipc_stream(stream))
             large_table.check(table, parts=self.parts)
             return table
@@ -163,7 +163,7 @@ def write_tables(tables: RankTables, folder: Path) -> Path:
     document = TablesDocument(TABLES_FORMAT, __version__, fields)
     small = {name: frame for name, frame in frames.items() if not _is_large(name)}
     large = {name: frame for name, frame in frames.items() if _is_large(name)}
-    streams = {_SMALL_TABLES: _as_one_row(small), **large}
+    streams = {_SMALL_TABLES: as_one_row(small), **large}
     # ZipInfo without a time: equal tables are equal bytes, and a clock before 1980 does no harm.
     with zipfile.ZipFile(folder / FILE, "w") as archive:
         archive.writestr(zipfile.ZipInfo(_JSON_MEMBER), encode(document, indent=None))
@@ -177,18 +177,18 @@ def _is_large(name: str) -> bool:
     return name.partition(".")[0] in _LARGE_TABLES
 
 
-def _as_one_row(tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
+def as_one_row(tables: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
     """Return tables as one row with a column for each, which holds the table's rows as a list.
 
-    >>> row = _as_one_row({"steps": pl.DataFrame({"step": [3, 4]})})
-    >>> _table_of_row(row, "steps")["step"].to_list()
+    >>> row = as_one_row({"steps": pl.DataFrame({"step": [3, 4]})})
+    >>> table_of_row(row, "steps")["step"].to_list()
     [3, 4]
     """
     return pl.DataFrame([pl.Series(name, [table.to_struct()]) for name, table in tables.items()])
 
 
-def _table_of_row(row: pl.DataFrame, name: str) -> pl.DataFrame:
-    """Return a table that ``_as_one_row`` put into a row."""
+def table_of_row(row: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Return a table that ``as_one_row`` put into a row."""
     column = row.get_column(name)
     rows = column[0] if len(column) == 1 else None
     if not isinstance(rows, pl.Series):
@@ -272,7 +272,7 @@ class _TablesFile(NamedTuple):
     fields: Mapping[str, Any]
     """Everything but the tables."""
     row: pl.DataFrame
-    """The small tables (``_as_one_row``)."""
+    """The small tables (``as_one_row``)."""
     schema: bytes
     """Columns and types of the small tables: those of ranks with equal bytes are equal."""
 
@@ -290,7 +290,7 @@ def _read_file(path: Path) -> _TablesFile | None:
             )
             if document.tracekit != __version__:
                 return None
-            stream = _read_stream(archive, _SMALL_TABLES)
+            stream = read_stream(archive, _SMALL_TABLES)
         # A stream begins with a mark, the size of its schema, and the schema.
         (schema_bytes,) = struct.unpack_from("<i", stream, 4)
         row = pl.read_ipc_stream(stream)
@@ -331,19 +331,19 @@ def _decode(file: _TablesFile, rooms: Rooms) -> StoredTables:
     """Return the tables that ``write_tables`` turned into fields and Arrow streams."""
     fields = file.fields
     row = file.row
-    parts = _table_of_row(row, fields["steps"]).height
+    parts = table_of_row(row, fields["steps"]).height
 
     def get_table(table_type: type[Any], name: Any) -> Any:
         if not isinstance(name, str):
             raise ValueError(f"{name} is no name of a table")
         if table_type is LoadableTable:
             return TableInFile(file.path, name, file.written_ns, parts)
-        return _table_of_row(row, name)
+        return table_of_row(row, name)
 
     measures: dict[str, Measures] = {}
     for name in ("window", "by_step"):
         if name in fields:
-            covered = _table_of_row(row, fields[name]["covered"])
+            covered = table_of_row(row, fields[name]["covered"])
             intervals = Intervals(
                 group=covered["group"].to_numpy(),
                 start_ns=covered["start_ns"].to_numpy(),
@@ -373,7 +373,7 @@ def _decode(file: _TablesFile, rooms: Rooms) -> StoredTables:
     return StoredTables(tables, fields, file.schema)
 
 
-def _read_stream(archive: zipfile.ZipFile, name: str) -> bytes:
+def read_stream(archive: zipfile.ZipFile, name: str) -> bytes:
     """Read one Arrow stream of the zip, unless it unpacks to more than a table of ours would."""
     packed = _read_member(archive, f"{name}{_TABLE_SUFFIX}")
     size = unpacked_bytes(packed)

@@ -285,17 +285,19 @@ def _match_by_evidence(graph: CapturedGraph, nodes: pl.DataFrame) -> NodeMatch |
     best: NodeMatch | None = None
     if nodes["kind"].cast(pl.String).to_list() == launch_kinds:
         best = _checked(graph, nodes, np.arange(len(graph)))
-    if nodes.select(pl.struct("device", "stream").n_unique()).item() > 1 and not _is_accepted(best):
+    if nodes.select(pl.struct("device", "stream").n_unique()).item() > 1 and not is_match_accepted(
+        best
+    ):
         best = _checked(graph, nodes, _match_streams(graph, nodes))
     if best is None:
         return Mismatch("order")
-    if not _is_accepted(best):
+    if not is_match_accepted(best):
         shares = [share for share in (best.agreement, best.related) if share is not None]
         return Mismatch("kernels", share=min(shares, default=None))
     return best
 
 
-def _is_accepted(match: NodeMatch | None) -> bool:
+def is_match_accepted(match: NodeMatch | None) -> bool:
     """Return whether a match agrees with itself well enough.
 
     Without anything to check it by it does not.

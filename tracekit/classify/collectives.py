@@ -264,7 +264,7 @@ def _differs(values: AnyInts, first: Ints, last: Ints) -> Bools:
     return differs
 
 
-_KINDS = ("dp", "pp", "tp", "cp", "ep")
+KINDS_OF_GROUPS = ("dp", "pp", "tp", "cp", "ep")
 _MESSAGE_CALLS = ("send", "recv", "coalesced")
 _KINDS_WITHOUT_PIPELINE = ("tp", "cp", "ep", "dp")
 """Kinds of groups on which messages between two ranks are not a pipeline's."""
@@ -294,7 +294,7 @@ def group_shapes(group_ranks: CategoryColumn) -> CategoryColumn:
     return group_ranks.replace([shape(ranks) for ranks in members])
 
 
-def _kinds_by_sums(
+def kinds_by_sums(
     comm: Collectives, passes: CategoryColumn, site: CategoryColumn, size: Ints
 ) -> Ints:
     """Return for each group (by its code) the kind that its sums show: index of ``tp`` or ``dp``, or -1.
@@ -323,7 +323,9 @@ def _kinds_by_sums(
     )
     is_replicas = ~shares_tensors & (backward_sums > 0) & (forward_sums + unsized_forward_sums == 0)
     return np.where(
-        shares_tensors, _KINDS.index("tp"), np.where(is_replicas, _KINDS.index("dp"), -1)
+        shares_tensors,
+        KINDS_OF_GROUPS.index("tp"),
+        np.where(is_replicas, KINDS_OF_GROUPS.index("dp"), -1),
     )
 
 
@@ -372,11 +374,11 @@ def group_columns(
     )
     # No operators, but the backward's thread is known.
     if not autograd.active and autograd.site.present.any():
-        kind_of_group[: len(comm.group.values)] = _kinds_by_sums(comm, passes, autograd.site, size)
-    kind_of_group[group[_sums_gradients(launches, autograd, comm) & (group >= 0)]] = _KINDS.index(
-        "dp"
+        kind_of_group[: len(comm.group.values)] = kinds_by_sums(comm, passes, autograd.site, size)
+    kind_of_group[group[_sums_gradients(launches, autograd, comm) & (group >= 0)]] = (
+        KINDS_OF_GROUPS.index("dp")
     )
-    described_kind = codes_in(described, _KINDS)
+    described_kind = codes_in(described, KINDS_OF_GROUPS)
     is_described = (described_kind >= 0) & (group >= 0)
     kind_of_group[group[is_described]] = described_kind[is_described]
     same_ranks = np.where(
@@ -387,7 +389,9 @@ def group_columns(
     ambiguous = CategoryColumn.choose(
         len(gpu), [("activations", _may_sum_activations(comm, passes, size))]
     )
-    by_use = CategoryColumn(_KINDS, np.where(same_ranks >= 0, same_ranks, own)).fill(ambiguous)
+    by_use = CategoryColumn(KINDS_OF_GROUPS, np.where(same_ranks >= 0, same_ranks, own)).fill(
+        ambiguous
+    )
     holds = _groups_with_pipeline_peers(comm, described, by_use)
     return {"group_kind": described, "group_use": by_use, "group_holds": holds}
 
@@ -397,12 +401,12 @@ def _sums_gradients(launches: Launches, autograd: Autograd, comm: Collectives) -
     in_hook = autograd.node.any_of("AccumulateGrad") | launches.annotations.matches(
         RANGES["gradient_hook"]
     )
-    after_shard_op = _follows_on_thread(launches, launches.chain.matches(OPERATORS["fill_shard"]))
+    after_shard_op = follows_on_thread(launches, launches.chain.matches(OPERATORS["fill_shard"]))
     sums: Bools = in_hook & comm.call.any_of("all_reduce", "reduce_scatter", "reduce")
     return sums | (after_shard_op & comm.call.any_of("all_gather", "reduce_scatter"))
 
 
-def _follows_on_thread(launches: Launches, mask: Bools) -> Bools:
+def follows_on_thread(launches: Launches, mask: Bools) -> Bools:
     """Return the events that their thread launched right after an event of *mask*."""
     if not mask.any():
         return mask

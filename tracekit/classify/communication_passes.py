@@ -68,7 +68,7 @@ def find_comm_passes(
 
     rows = np.flatnonzero(communicates)
     compute_rows = launches.ordered(compute.present)
-    waits = _wait_times(autograd.ranges, launches, comm)[rows]
+    waits = host_wait_times(autograd.ranges, launches, comm)[rows]
     consumer = compute.take(_first_after(launch, compute_rows, waits)).spread(rows, size)
     producer = compute.take(_last_before(launch, compute_rows, launch[rows])).spread(rows, size)
 
@@ -111,7 +111,7 @@ def _received_passes(comm: Collectives, sent: CategoryColumn) -> CategoryColumn:
     )
 
 
-def _wait_times(ranges: Ranges, launches: Launches, comm: Collectives) -> Ints:
+def host_wait_times(ranges: Ranges, launches: Launches, comm: Collectives) -> Ints:
     """Return when the host waited for each kernel: the k-th wait on a group is for its k-th call; -1 where unknown."""
     wait_of = np.full(len(launches.start_ns), -1, np.int64)
     waits = ranges.collective_rows("wait")
@@ -185,7 +185,7 @@ def sent_passes(time: Ints, computed: CategoryColumn, is_send: Bools, peer: Ints
     # A run after one pass alone carries that pass. If activations and gradients go to different
     # ranks, the peer tells; else, for a run after both passes, the order in which they computed.
     pure_pass = np.where(runs.is_pure, runs.later_pass, -1)[runs.run]
-    by_peer = _passes_by_peer(peer[sends], pure_pass)
+    by_peer = passes_by_peer(peer[sends], pure_pass)
     by_run = np.where(runs.is_mixed[runs.run], runs.passes_by_order(), pure_pass)
     sent = np.where(by_peer >= 0, by_peer, by_run)
     return CategoryColumn(PASSES, sent).spread(sends, len(time))
@@ -251,7 +251,7 @@ class _SendRuns(NamedTuple):
         return np.where(carries_both, in_order, np.where(carries_one, later, -1))
 
 
-def _passes_by_peer(peer: Ints, code: Ints) -> Ints:
+def passes_by_peer(peer: Ints, code: Ints) -> Ints:
     """Return the pass of what each peer is sent, if activations go to some ranks and gradients to others; else -1.
 
     A few exceptions do not count: a message may be sent only after the next result is computed.

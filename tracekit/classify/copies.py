@@ -65,7 +65,7 @@ def read_copies(
             ("staged", staged),
         ],
     )
-    stream_use = _stream_uses(gpu, is_copy, comm.library.present)
+    stream_use = stream_uses(gpu, is_copy, comm.library.present)
     return {"copy": direction, "host": host, "copy_use": use, "stream_use": stream_use}
 
 
@@ -139,7 +139,7 @@ def _copies_from_shared_memory(
     return shared
 
 
-def _stream_uses(gpu: GpuEvents, is_copy: Bools, communicates: Bools) -> CategoryColumn:
+def stream_uses(gpu: GpuEvents, is_copy: Bools, communicates: Bools) -> CategoryColumn:
     """Return what each event's stream is for: what fills most of its busy time, else compute.
 
     The stream with most of the compute is for compute, even if slow communication fills it.

@@ -228,11 +228,12 @@ def _try_rule(evidence: EventEvidence, rule: Rule, row: int, values: Mapping[str
                 and meets(evidence.columns[column], condition, np.array([row]))[0] != wanted
             ):
                 reason = f"not {_condition_text(condition)}" if wanted else "which rules it out"
-                failed = f"{column} is {_shorten(values.get(column))}, {reason}"
+                failed = f"{column} is {shorten_value(values.get(column))}, {reason}"
     return Tried(rule.name, rule.pack, rule.tier, rule.label, not failed, failed)
 
 
-def _shorten(value: Value) -> str:
+def shorten_value(value: Value) -> str:
+    """Return a value of the evidence as text of bounded length."""
     if value is None:
         return "unknown"
     text = str(value)
@@ -244,7 +245,7 @@ def _condition_text(condition: Condition) -> str:
         return " or ".join(condition)
     if isinstance(condition, bool):
         return str(condition).lower()
-    return _shorten(condition)
+    return shorten_value(condition)
 
 
 def describe_conditions(rule: Rule) -> str:
@@ -256,14 +257,15 @@ def describe_conditions(rule: Rule) -> str:
     """
     conditions = []
     for column, condition in rule.when.items():
-        conditions.append(f"{column} {_verb(condition)} {_condition_text(condition)}")
+        conditions.append(f"{column} {condition_verb(condition)} {_condition_text(condition)}")
     for column, condition in rule.unless.items():
-        verb = _verb(condition, negated=True)
+        verb = condition_verb(condition, negated=True)
         conditions.append(f"{column} {verb} {_condition_text(condition)}")
     return "; ".join(conditions)
 
 
-def _verb(condition: Condition, *, negated: bool = False) -> str:
+def condition_verb(condition: Condition, *, negated: bool = False) -> str:
+    """Return the verb of a sentence that says whether a condition holds."""
     is_pattern = isinstance(condition, str) and COMPARISON.fullmatch(condition) is None
     if is_pattern:
         return "does not match" if negated else "matches"

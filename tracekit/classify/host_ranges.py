@@ -434,7 +434,7 @@ def _nest_ranges(source: ColumnReader, range_rows: Ints, calls: Ints) -> tuple[R
     The autograd engine works on threads of its own while the caller waits inside its annotation.
     """
     thread_of_event = rank_pairs(to_int64(source.frame["pid"]), to_int64(source.frame["tid"]))
-    rows = _sort_ranges(source, range_rows, thread_of_event)
+    rows = sort_ranges(source, range_rows, thread_of_event)
     threads = thread_of_event[rows]
     names = source.text_at("name", rows)
     is_op = _is_kind(source, "cpu_op")[rows]
@@ -478,7 +478,7 @@ def _nest_ranges(source: ColumnReader, range_rows: Ints, calls: Ints) -> tuple[R
     return ranges, _CallSites(calls, call_threads, nested.point_op[: len(calls)], annotation)
 
 
-def _sort_ranges(source: ColumnReader, range_rows: Ints, thread_of_event: Ints) -> Ints:
+def sort_ranges(source: ColumnReader, range_rows: Ints, thread_of_event: Ints) -> Ints:
     """Return the rows of ranges by thread and start, the longest first.
 
     Of equal times an op before an annotation.
@@ -533,7 +533,7 @@ def _connect_launches(gpu: GpuEvents, ranges: Ranges, call_sites: _CallSites) ->
     thread = take_or_missing(call_sites.thread, call)
     op = take_or_missing(call_sites.op, call)
     annotation = take_or_missing(call_sites.annotation, call)
-    named_op = _ops_by_external_id(gpu, ranges, start_ns < 0)
+    named_op = ops_by_external_id(gpu, ranges, start_ns < 0)
     is_named = named_op >= 0
     if is_named.any():  # what the op says stands in for the lost call
         tid_of_range = to_int64(ranges.column("tid", np.arange(len(ranges))))
@@ -555,7 +555,7 @@ def _connect_launches(gpu: GpuEvents, ranges: Ranges, call_sites: _CallSites) ->
     )
 
 
-def _ops_by_external_id(gpu: GpuEvents, ranges: Ranges, lost: Bools) -> Ints:
+def ops_by_external_id(gpu: GpuEvents, ranges: Ranges, lost: Bools) -> Ints:
     """Return the op that each *lost* event names by its external id; -1 where none.
 
     Some files write the correlation into the external id. Then it names no op.

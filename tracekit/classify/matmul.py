@@ -147,7 +147,7 @@ def read_matmuls(
 
     # Roles of the ops that launched products, in thread and time order; then of their kernels.
     calls = np.unique(kernels.call[kernels.is_gemm & (kernels.call >= 0)])
-    outer_ops = _outermost_ops(ranges, calls)
+    outer_ops = outermost_product_ops(ranges, calls)
     call_roles = _call_roles(
         autograd,
         calls,
@@ -237,7 +237,7 @@ def _fill_kernel_roles(
 
     is_outside_engine = ~autograd.site.present & ~autograd.made_node & autograd.active
     is_outside_engine &= is_gemm & (launches.start_ns >= 0)
-    is_deferred = _deferred_weight_gradients(launches.ordered(is_gemm), is_outside_engine, layout)
+    is_deferred = deferred_weight_gradients(launches.ordered(is_gemm), is_outside_engine, layout)
     roles.fill("layout", layout.where(is_deferred))
     may_be_owed = is_outside_engine & without_op & ~roles.value.present
     roles.fill_mask("owed", "wgrad", match_owed(owing, may_be_owed, launches.start_ns))
@@ -247,7 +247,7 @@ def _fill_kernel_roles(
     if in_backward.any() and not autograd.active:
         # The backward is known by its thread: elsewhere nothing is dgrad.
         no_op_layout = no_op_layout.where(~autograd.site.present & ~no_op_layout.any_of("dgrad"))
-    is_lone = _lone_input_gradients(
+    is_lone = lone_input_gradients(
         launches.ordered(no_op_layout.present), no_op_layout, launches.replay
     )
     roles.fill("layout", no_op_layout.where(~is_lone))
@@ -271,7 +271,7 @@ def _fused_weight_gradients(role: CategoryColumn, without_op: Bools, node: Ints)
     return in_node & without_op & computes_wgrad_without_op[node]
 
 
-def _deferred_weight_gradients(products: Ints, outside: Bools, layout: CategoryColumn) -> Bools:
+def deferred_weight_gradients(products: Ints, outside: Bools, layout: CategoryColumn) -> Bools:
     """Return the products outside the engine, in the layout of weight gradients, that a schedule deferred.
 
     Deferred gradients of weights run in a row. An optimizer that multiplies (Muon) has that layout
@@ -290,7 +290,7 @@ def _deferred_weight_gradients(products: Ints, outside: Bools, layout: CategoryC
     return mask_of_rows(len(outside), products, has_layout & (share[row] > MIN_DEFERRED_SHARE))
 
 
-def _lone_input_gradients(products: Ints, layout: CategoryColumn, replay: Ints) -> Bools:
+def lone_input_gradients(products: Ints, layout: CategoryColumn, replay: Ints) -> Bools:
     """Return the products in the layout of an input's gradient that stand alone in a forward.
 
     A backward computes gradients of weights, too. Without any, a few such products before a forward
@@ -399,7 +399,7 @@ def _call_roles(
     roles.fill_mask("order", "wgrad", graph_products.weight_gradient[calls])
     position, count = positions_in_groups(node)
     roles.fill("order", _roles_by_order(autograd, node, position, count))
-    by_consumer, by_transpose = _roles_by_use(ranges, outer, node, count)
+    by_consumer, by_transpose = roles_by_use(ranges, outer, node, count)
     roles.fill("consumer", by_consumer)
     roles.fill("transpose", by_transpose)
     in_linear = ranges.op_around(calls, r"^aten::linear\Z") >= 0
@@ -479,7 +479,7 @@ def _nodes_followed_by_transpose(autograd: Autograd) -> Ints:
     return pl.concat(runs)["row"].drop_nulls().to_numpy().astype(np.int64)
 
 
-def _roles_by_use(
+def roles_by_use(
     ranges: Ranges, outer: Ints, node: Ints, count: Ints
 ) -> tuple[CategoryColumn, CategoryColumn]:
     """Return the roles of a custom node's products by what uses the result, and by transposed operands.
@@ -508,7 +508,7 @@ def _split_node(node: Ints, is_layer: Bools, marked: Bools) -> CategoryColumn:
     )
 
 
-def _outermost_ops(ranges: Ranges, calls: Ints) -> Ints:
+def outermost_product_ops(ranges: Ranges, calls: Ints) -> Ints:
     """Return the outermost product op around each call, such as the ``aten::matmul`` of an ``aten::mm``."""
     outer = calls
     for _ in range(_MAX_OP_DEPTH):

@@ -283,7 +283,7 @@ def _module_classes(frames: Frames, own_ns: Ints) -> pl.DataFrame:
     module; ``ns``, the host time in its calls; ``gpu_ns``, the GPU time launched in them.
     """
     parent = frames.parent
-    depth = _depths(frames.parent)
+    depth = frame_depths(frames.parent)
     inclusive_ns = own_ns.copy()
     by_depth = np.argsort(depth, kind="stable")
     first_of_level = np.searchsorted(depth[by_depth], np.arange(1, depth.max(initial=0) + 1))
@@ -323,10 +323,10 @@ def _module_classes(frames: Frames, own_ns: Ints) -> pl.DataFrame:
     )
 
 
-def _depths(parent: Int32s) -> Ints:
+def frame_depths(parent: Int32s) -> Ints:
     """Return the number of frames around each frame.
 
-    >>> _depths(np.array([-1, 0, 1, 0], np.int32)).tolist()
+    >>> frame_depths(np.array([-1, 0, 1, 0], np.int32)).tolist()
     [0, 1, 2, 1]
     """
     # Twice as far with every round; row -1, the last, leads to itself.

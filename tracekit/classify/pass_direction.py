@@ -388,7 +388,7 @@ def read_engine_threads(
     )
     named_forward = kernel & names.matches(KERNELS["forward"]) & ~named_backward
     named_optimizer = kernel & names.matches(KERNELS["optimizer"]) & ~named_backward
-    engine = kernel & _on_engine_threads(
+    engine = kernel & on_engine_threads(
         launches, kernel, named_backward, named_forward, named_optimizer
     )
     recompute = engine & named_forward & names.matches(KERNELS["forward_only"])
@@ -410,7 +410,7 @@ def read_engine_threads(
     return replace(autograd, site=site)
 
 
-def _on_engine_threads(
+def on_engine_threads(
     launches: Launches,
     kernel: Bools,
     named_backward: Bools,
@@ -486,7 +486,7 @@ def read_gradients(
     rows = launches.by_thread(rows)
     is_product = matmuls.is_gemm[rows]
     is_sum = gpu.names.matches(KERNELS["add"])[rows] & ~is_product
-    sum_of = _sums_of_products(is_product, is_sum, launches.thread[rows])
+    sum_of = sums_of_products(is_product, is_sum, launches.thread[rows])
     is_added = sum_of >= 0
     is_weight = role.any_of("wgrad")[rows]
     if is_added[is_weight].mean() < MIN_ADDED_SHARE:  # sums do not identify gradients of weights
@@ -497,7 +497,7 @@ def read_gradients(
     return CategoryColumn.choose(len(gpu), [("weight", is_weight_event), ("input", backward)])
 
 
-def _sums_of_products(is_product: Bools, is_sum: Bools, thread: Ints) -> Ints:
+def sums_of_products(is_product: Bools, is_sum: Bools, thread: Ints) -> Ints:
     """Return for each product the row of the sum that adds its result to a gradient; -1 where none.
 
     It is the first kernel after the product that is no product, if that is near and on the same

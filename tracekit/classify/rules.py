@@ -320,7 +320,7 @@ def _find_problem(rule: RuleTable) -> _Problem | None:
 def _find_condition_problem(key: str, conditions: Mapping[str, Condition]) -> _Problem | None:
     """Return the first mistake in the conditions of the inner table *key*."""
     for column, condition in conditions.items():
-        if problem := _condition_problem(column, condition):
+        if problem := condition_problem(column, condition):
             hint = (
                 _SEE_DOCS
                 if column in COLUMNS
@@ -330,7 +330,7 @@ def _find_condition_problem(key: str, conditions: Mapping[str, Condition]) -> _P
     return None
 
 
-def _condition_problem(column: str, condition: object) -> str | None:
+def condition_problem(column: str, condition: object) -> str | None:
     """Return what is wrong with a condition on a column; None if nothing is."""
     column_type = _COLUMN_TYPES.get(column)
     if column_type is None:

@@ -14,6 +14,6 @@ def run(
 
     Read-only, and only under the given folders.
     """
-    from tracekit.cli._mcp_server import make_server
+    from tracekit.cli.mcp_server import make_server
 
     make_server(folders).run("stdio")

@@ -91,7 +91,7 @@ def _role_data(side: Side) -> dict[str, Any]:
     }
     runs = []
     for run in side.runs:
-        samples = {name: _some_steps(run.values(name)) for name in run.metric_names}
+        samples = {name: choose_steps(run.values(name)) for name in run.metric_names}
         run_data: dict[str, Any] = {"name": run.name, "samples": samples}
         if run.recorded_steps:
             run_data["recorded_steps"] = run.recorded_steps
@@ -112,7 +112,7 @@ def _kept_finding(finding: Finding) -> Finding:
     return msgspec.structs.replace(finding, where=(), evidence=evidence, advice="")
 
 
-def _some_steps(values: Sequence[float]) -> Sequence[float]:
+def choose_steps(values: Sequence[float]) -> Sequence[float]:
     """Return a fixed random choice of a very long run's values, in order: every n-th may miss what is periodic."""
     if len(values) <= MAX_STEPS_KEPT:
         return values
@@ -149,7 +149,7 @@ def write_baseline(
         raise InputError("the runs hold no steps to make a baseline of")
     check_formats(runs, ())
     measured = Side(tuple(runs), {})
-    _check_same_code(measured)
+    check_same_code(measured)
     with_noise = _calibrated(measured) if calibrated else _read_replaced(path)
     if calibrated and not accept_noise:
         _check_floors(with_noise, settings)
@@ -165,7 +165,7 @@ def write_baseline(
     return {metric: (entry, centre_of_runs(runs, metric) or 0.0) for metric, entry in noise.items()}
 
 
-def _check_same_code(side: Side) -> None:
+def check_same_code(side: Side) -> None:
     """Raise InputError unless the runs of each role can be compared with its first one."""
     runs_of_roles = [side.runs]
     runs_of_roles += [side.of_role(name).runs for name in side.other_roles]

@@ -170,7 +170,7 @@ def _different_work(before: Sequence[Run], after: Sequence[Run], allow: Sequence
     work = compare_work(before, after)
     if work is None or work.unit in ("micro-batch", "launch"):
         # FLOP and tokens would tell another model or size; these do not.
-        unknown = _unknown_work(before, after)
+        unknown = unknown_work(before, after)
         if unknown is not None:
             return [f"work per step unknown: {unknown}"]
     if work is None or is_equal_work(work) or work.per_gpu:
@@ -344,7 +344,7 @@ def compare_work(before: Sequence[Run], after: Sequence[Run]) -> WorkChange | No
         return None
     amounts = _common_amounts(before, after)
     if amounts is None:
-        ratio = _launch_ratio(before, after)
+        ratio = launch_ratio(before, after)
         if ratio is None:
             return None
         return _work_change("launch", False, (1.0, ratio), (old_step_ms, new_step_ms))
@@ -409,7 +409,7 @@ class _CommonKernels:
     """Share of their time in kernels that run about as often as before."""
 
 
-def _common_kernels(before: Sequence[Run], after: Sequence[Run]) -> _CommonKernels | None:
+def common_kernels(before: Sequence[Run], after: Sequence[Run]) -> _CommonKernels | None:
     """Return what the sides' kernels have in common; None if a side lists none."""
     old = _model_kernels(before)
     new = _model_kernels(after)
@@ -440,12 +440,12 @@ def _common_kernels(before: Sequence[Run], after: Sequence[Run]) -> _CommonKerne
     )
 
 
-def _launch_ratio(before: Sequence[Run], after: Sequence[Run]) -> float | None:
+def launch_ratio(before: Sequence[Run], after: Sequence[Run]) -> float | None:
     """Return how many times as often the kernels of the model run in a step, if it is the same factor for most of them.
 
     None if kernels are not known, run as often as before, or changed each in its own way.
     """
-    kernels = _common_kernels(before, after)
+    kernels = common_kernels(before, after)
     if kernels is None or kernels.share_of_time < MIN_SHARE_OF_COMMON_KERNELS:
         return None
     is_unchanged = kernels.share_unchanged >= MIN_SHARE_OF_UNCHANGED_COUNTS
@@ -454,13 +454,13 @@ def _launch_ratio(before: Sequence[Run], after: Sequence[Run]) -> float | None:
     return kernels.typical_ratio
 
 
-def _unknown_work(before: Sequence[Run], after: Sequence[Run]) -> str | None:
+def unknown_work(before: Sequence[Run], after: Sequence[Run]) -> str | None:
     """Return why the sides' kernels do not tell whether their steps do the same work; None if they do.
 
     Kernels under other names may be a change of the code or another model, and a step that is
     marked more often is no faster, also where some kernels were split or fused at the same time.
     """
-    kernels = _common_kernels(before, after)
+    kernels = common_kernels(before, after)
     if kernels is None:
         return None
     if kernels.share_of_time < MIN_SHARE_OF_COMMON_KERNELS:

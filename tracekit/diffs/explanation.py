@@ -125,11 +125,11 @@ def explain_change(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
     work = compare_work(before, after)
     sentences = find_differences(after, before)
     if work is not None and not is_equal_work(work):
-        per_unit = _describe_per_unit(work, _mean_parts(old.values()), _mean_parts(new.values()))
+        per_unit = describe_per_unit(work, _mean_parts(old.values()), _mean_parts(new.values()))
         return [
             *sentences,
             *per_unit,
-            *_describe_products(before, after, change=work.change_relative),
+            *describe_products(before, after, change=work.change_relative),
         ]
     changes = _changes_by_rank(old, new)
     if not changes:
@@ -140,22 +140,22 @@ def explain_change(before: Sequence[Run], after: Sequence[Run]) -> list[str]:
         same_compute = all(abs(change.get("compute", 0.0)) < min_ms for change in changes.values())
         return [
             *sentences,
-            *_describe_exposed(changes, min_ms, step_change_ms=step_ms, same_compute=same_compute),
+            *describe_exposed(changes, min_ms, step_change_ms=step_ms, same_compute=same_compute),
         ]
-    compute = _describe_compute(changes, most_changed, _most_changed_modules(before, after))
+    compute = describe_compute(changes, most_changed, most_changed_modules(before, after))
     compute_ms = changes[most_changed].get("compute", 0.0)
-    products = _describe_products(before, after, change=compute_ms)
+    products = describe_products(before, after, change=compute_ms)
     # Time that the same rank is idle or exposed is no consequence of its own compute: if it changed
     # more, it comes first.
     of_rank = {most_changed: changes[most_changed]}
     exposed = _largest_exposed_change(of_rank, step_ms if abs(step_ms) >= min_ms else None)
     if exposed is not None and abs(exposed.change_ms) > max(abs(compute_ms), min_ms):
-        leading = _describe_exposed(changes, min_ms, step_change_ms=step_ms, same_compute=False)
+        leading = describe_exposed(changes, min_ms, step_change_ms=step_ms, same_compute=False)
         return [*sentences, *leading, compute, *products]
-    return [*sentences, compute, *products, *_describe_waiting(changes, most_changed, min_ms)]
+    return [*sentences, compute, *products, *describe_waiting(changes, most_changed, min_ms)]
 
 
-def _describe_per_unit(work: WorkChange, old: Parts, new: Parts) -> list[str]:
+def describe_per_unit(work: WorkChange, old: Parts, new: Parts) -> list[str]:
     """Return the sentences about the step time per unit of work, and the part that changed most in its direction.
 
     Args:
@@ -202,7 +202,7 @@ def _budget_per_unit(parts: Parts, amount: float) -> dict[str, float]:
     return {part: value / amount for part, value in parts.items() if _is_budget_part(part)}
 
 
-def _describe_products(before: Sequence[Run], after: Sequence[Run], *, change: float) -> list[str]:
+def describe_products(before: Sequence[Run], after: Sequence[Run], *, change: float) -> list[str]:
     """Return the sentence about products of equal shape, if their speed explains a part of *change* (of compute)."""
     slowdown = product_slowdown(before, after)
     if slowdown is None or abs(slowdown - 1) < MIN_STEP_SHARE_TO_EXPLAIN:
@@ -224,7 +224,7 @@ def _mean_parts(records: Collection[Parts]) -> dict[str, float]:
     return means
 
 
-def _describe_compute(
+def describe_compute(
     changes: Mapping[int, Parts], rank: int, modules: Mapping[str, tuple[str, float]]
 ) -> str:
     """Return the sentence about the compute that changed, on one rank or on all together.
@@ -271,7 +271,7 @@ def _describe_compute(
     return f"rank {rank}'s {subject} {verb} by {amount}{detail}"
 
 
-def _describe_waiting(changes: Mapping[int, Parts], cause: int, min_ms: float) -> list[str]:
+def describe_waiting(changes: Mapping[int, Parts], cause: int, min_ms: float) -> list[str]:
     """Return the sentence about the ranks that wait for rank *cause*.
 
     Empty if its work did not grow or none waits.
@@ -300,7 +300,7 @@ def _describe_waiting(changes: Mapping[int, Parts], cause: int, min_ms: float) -
     return [f"{len(wait_ms)} ranks wait {where} (up to {longest})"]
 
 
-def _describe_exposed(
+def describe_exposed(
     changes: Mapping[int, Parts], min_change_ms: float, *, step_change_ms: float, same_compute: bool
 ) -> list[str]:
     """Return the sentences about the exposed or idle time that changed most, in the direction of the step."""
@@ -440,7 +440,7 @@ def _budget_parts(
     return {part: ns / 1e6 / steps for part, ns in parts.items()}
 
 
-def _most_changed_modules(
+def most_changed_modules(
     before: Sequence[Run], after: Sequence[Run]
 ) -> dict[str, tuple[str, float]]:
     """Return, by label, the module whose time changed most, and its change in milliseconds per step."""

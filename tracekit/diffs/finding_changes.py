@@ -46,7 +46,7 @@ Identity = tuple[str, str, tuple[int, ...]]
 """What a finding is about: code, label or part of the gap, ranks."""
 
 
-class _FindingTotal(msgspec.Struct):
+class FindingTotal(msgspec.Struct):
     """Findings of one identity on one side: figures per step, means over its runs."""
 
     example: Finding
@@ -59,7 +59,7 @@ class _FindingTotal(msgspec.Struct):
     largest_saving_ns: float = 0.0
 
 
-class _StepChange(msgspec.Struct, frozen=True):
+class StepChange(msgspec.Struct, frozen=True):
     """Change of the step time, with its noise."""
 
     before_ns: int
@@ -95,7 +95,7 @@ def compare_findings(before: Side, after: Side) -> list[FindingChange] | None:
         of_sides = [side[identity] for side in (old, new) if identity in side]
         of_single_steps = kind_of(of_sides[0].example).of_single_steps
         step = mean_step if of_single_steps else typical_step
-        change = _finding_change(old.get(identity), new.get(identity), step)
+        change = change_of_finding(old.get(identity), new.get(identity), step)
         if change is not None:
             changes.append(change)
     return sorted(changes, key=_order)
@@ -115,12 +115,12 @@ def _identity(finding: Finding) -> Identity:
     return finding.code, str(about), ranks
 
 
-def _findings_of_side(runs: Sequence[Run]) -> dict[Identity, _FindingTotal] | None:
+def _findings_of_side(runs: Sequence[Run]) -> dict[Identity, FindingTotal] | None:
     """Return the findings of a side by what they are about; None if no run has a record of them."""
     recorded = [run.findings for run in runs if run.findings is not None]
     if not recorded:
         return None
-    totals: dict[Identity, _FindingTotal] = {}
+    totals: dict[Identity, FindingTotal] = {}
     for findings in recorded:
         for finding in findings:
             if not kind_of(finding).is_about_recording:
@@ -128,12 +128,12 @@ def _findings_of_side(runs: Sequence[Run]) -> dict[Identity, _FindingTotal] | No
     return totals
 
 
-def _add_finding(totals: dict[Identity, _FindingTotal], finding: Finding, *, weight: float) -> None:
+def _add_finding(totals: dict[Identity, FindingTotal], finding: Finding, *, weight: float) -> None:
     """Add a finding of one run to the totals of its side."""
     identity = _identity(finding)
     total = totals.get(identity)
     if total is None:
-        total = totals[identity] = _FindingTotal(example=finding, saves_ns=0.0)
+        total = totals[identity] = FindingTotal(example=finding, saves_ns=0.0)
     elif finding.cost_ns > total.example.cost_ns:
         total.example = finding
     total.cost_ns += weight * finding.cost_ns
@@ -148,11 +148,11 @@ def _add_finding(totals: dict[Identity, _FindingTotal], finding: Finding, *, wei
     total.largest_saving_ns += weight * largest
 
 
-def _finding_change(
-    old: _FindingTotal | None, new: _FindingTotal | None, step: _StepChange
+def change_of_finding(
+    old: FindingTotal | None, new: FindingTotal | None, step: StepChange
 ) -> FindingChange | None:
     """Return how a finding changed; None if it did not, or is too small on both sides."""
-    kind = _kind_of_change(old, new, step)
+    kind = kind_of_change(old, new, step)
     if kind is None:
         return None
     shown = old if kind == "gone" else new
@@ -160,7 +160,7 @@ def _finding_change(
     saving = None
     saving_range = None
     if kind in ("gone", "better") and old is not None:
-        saving, saving_range = _predicted_saving(old, new if kind == "better" else None)
+        saving, saving_range = predicted_saving(old, new if kind == "better" else None)
     old_cost_ns = old.cost_ns if old else 0.0
     new_cost_ns = new.cost_ns if new else 0.0
     is_about_memory = shown.cost_bytes is not None
@@ -189,8 +189,8 @@ def _rounded(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-def _kind_of_change(
-    old: _FindingTotal | None, new: _FindingTotal | None, step: _StepChange
+def kind_of_change(
+    old: FindingTotal | None, new: FindingTotal | None, step: StepChange
 ) -> Kind | None:
     """Return how a finding changed; None if its cost changed too little."""
     old_bytes = (old and old.cost_bytes) or 0.0
@@ -221,8 +221,8 @@ def _kind_of_change(
     return first_that_holds(cases)
 
 
-def _predicted_saving(
-    old: _FindingTotal, new: _FindingTotal | None
+def predicted_saving(
+    old: FindingTotal, new: FindingTotal | None
 ) -> tuple[int | None, tuple[int, int] | None]:
     """Return the saving predicted before, less what is still predicted after, and its range.
 
@@ -321,20 +321,20 @@ def _prediction_of(change: str, side: Side) -> _PredictedSaving:
     )
 
 
-def _free_step_change(before: Side, after: Side) -> _StepChange | None:
+def _free_step_change(before: Side, after: Side) -> StepChange | None:
     """Return the change of the step without the profiler; None if a side does not know it."""
     old = free_step(before.runs)
     new = free_step(after.runs)
     if old is None or new is None:
         return None
-    return _StepChange(
+    return StepChange(
         round(1e6 * old.ms),
         round(1e6 * new.ms),
         (round(1e6 * (old.least_ms - new.most_ms)), round(1e6 * (old.most_ms - new.least_ms))),
     )
 
 
-def _step_change(metric: str, before: Side, after: Side) -> _StepChange | None:
+def _step_change(metric: str, before: Side, after: Side) -> StepChange | None:
     """Return the change of the step time; None if a side has none.
 
     Its range is the gate's confidence interval, and at least the gate's noise floor on either side:
@@ -363,7 +363,7 @@ def _step_change(metric: str, before: Side, after: Side) -> _StepChange | None:
                 min(round(-1e6 * largest_change_ms), saving_ns - floor_ns),
                 max(round(-1e6 * least_change_ms), saving_ns + floor_ns),
             )
-    return _StepChange(before_ns, after_ns, range_ns, direction)
+    return StepChange(before_ns, after_ns, range_ns, direction)
 
 
 def _step_times(side: Side) -> list[Run]:
@@ -372,7 +372,7 @@ def _step_times(side: Side) -> list[Run]:
     return [Run(run.name, run.samples.filter(is_step_time)) for run in side.runs]
 
 
-def _outcome(predicted_ns: tuple[int, int], step: _StepChange) -> Outcome:
+def _outcome(predicted_ns: tuple[int, int], step: StepChange) -> Outcome:
     """Return how the measured saving compares with the predicted one, both as ranges."""
     if step.range_ns is None or step.direction == 0:
         return "undecided"

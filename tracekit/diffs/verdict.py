@@ -209,7 +209,7 @@ def _judge_together(
     parts: dict[int, _Case] = {}
     for i, (metric, required) in enumerate(requested):
         metric_noise = (noise or {}).get(metric.name)
-        case = _make_case(
+        case = make_case(
             metric,
             required,
             baseline=baseline,
@@ -234,8 +234,8 @@ def _judge_together(
 
 def _check_group(cases: Mapping[int, _Case], rules: GateSettings) -> dict[int, CheckResult]:
     """Return the checks of cases that are tested together, with p-values corrected for their number (Holm)."""
-    # With few steps a rank test cannot give a p-value below this level: _test then takes another.
-    tests = [_test(case, rules.alpha / len(cases)) for case in cases.values()]
+    # With few steps a rank test cannot give a p-value below this level: run_test then takes another.
+    tests = [run_test(case, rules.alpha / len(cases)) for case in cases.values()]
     worse_ps = stats.holm([test.p_worse for test in tests])
     better_ps = stats.holm([test.p_better for test in tests])
     steps_ps = stats.holm([test.p_steps for test in tests])
@@ -301,7 +301,7 @@ def _can_exceed_floor(
     return max(level_before, level_after) > floor
 
 
-def _make_case(
+def make_case(
     metric: Metric,
     requirement: Requirement | None,
     *,
@@ -634,7 +634,7 @@ class _CorrectedPs(msgspec.Struct, frozen=True):
     steps: float  # of a change for the worse, without the spread between runs
 
 
-def _test(case: _Case, alpha: float) -> _Test:
+def run_test(case: _Case, alpha: float) -> _Test:
     """Test whether a metric got worse or better.
 
     *alpha* is the significance level of this one test.

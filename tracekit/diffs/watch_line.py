@@ -57,7 +57,7 @@ def line(recording: WatchedRecording, *, first: Run | None = None) -> str:
         text += f"; first: {finding_in_a_log(findings[0])}"
     if first is None or first.name == run.name:
         return text
-    return f"{text}{_regression_mark(run, first)}{_newly_late(analysis, first)}"
+    return f"{text}{regression_mark(run, first)}{_newly_late(analysis, first)}"
 
 
 def _newly_late(analysis: Analysis, first: Run) -> str:
@@ -90,7 +90,7 @@ def verdict_of(run: Run, first: Run | None) -> str | None:
     return None if result is None else result.verdict
 
 
-def _regression_mark(run: Run, first: Run) -> str:
+def regression_mark(run: Run, first: Run) -> str:
     """Return a mark with the worst metric if the gate finds the recording slower than *first*.
 
     Else nothing.

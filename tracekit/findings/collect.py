@@ -76,7 +76,7 @@ def find_kinds(analysis: Analysis) -> tuple[FindingKind, ...]:
     listed = [finding for finding in context.found if _is_worth_listing(finding)]
     if context.has_doubtful_clock:
         listed = [finding for finding in listed if not finding.rests_on_launches]
-    listed = [finding for finding in listed if not _is_said_of_a_rank(finding, listed)]
+    listed = [finding for finding in listed if not is_said_of_a_rank(finding, listed)]
     if context.lacks_launches:
         listed = [_without_saving(finding) for finding in listed]
     context.found = listed
@@ -84,11 +84,11 @@ def find_kinds(analysis: Analysis) -> tuple[FindingKind, ...]:
         listed += finder.find(context)
     ordered = sorted(listed, key=_order)
     if analysis.role_results.iterations:
-        # What an RL loop's iterations lose is listed first; its numbers must be right for ``_relate``.
+        # What an RL loop's iterations lose is listed first; its numbers must be right for ``relate_findings``.
         between_roles = [finding for finding in listed if finding.of_iterations]
         of_steps = [finding for finding in ordered if not finding.of_iterations]
         ordered = [*between_roles, *of_steps]
-    return _relate(context, [_with_run(context, finding) for finding in ordered])
+    return relate_findings(context, [_with_run(context, finding) for finding in ordered])
 
 
 def _with_run(context: Context, finding: FindingKind) -> FindingKind:
@@ -115,7 +115,7 @@ def _is_worth_listing(finding: FindingKind) -> bool:
     )
 
 
-def _is_said_of_a_rank(finding: FindingKind, others: Sequence[FindingKind]) -> bool:
+def is_said_of_a_rank(finding: FindingKind, others: Sequence[FindingKind]) -> bool:
     """Return whether a finding says that ranks wait for late ones, and others which ranks these are and why."""
     if not isinstance(finding, PeerLate):
         return False
@@ -155,7 +155,7 @@ def _order(finding: FindingKind) -> tuple[bool, bool, bool, int, int, int]:
     return not finding.ended_run, not finding.matters, is_small, -likely_ns(finding), *cost
 
 
-def _relate(context: Context, ordered: Sequence[FindingKind]) -> tuple[FindingKind, ...]:
+def relate_findings(context: Context, ordered: Sequence[FindingKind]) -> tuple[FindingKind, ...]:
     """Return findings with what they share: the more certain first, and what each saves after those before it.
 
     What saves nothing more after those before it comes after what does.

@@ -82,7 +82,7 @@ class ExposedTransfers(FindingKind, frozen=True, kw_only=True):
         for label, label_ns in exposed_ns.items():
             ns = round(label_ns * context.free_exposed_share(label))
             if label == "memory":  # copies on the device are not asked to overlap
-                ns = min(ns, _host_copies_ns(context))
+                ns = min(ns, find_host_copies_ns(context))
             if not ns:
                 continue
             if label in COPY_LABELS and pageable_share:
@@ -96,7 +96,7 @@ class ExposedTransfers(FindingKind, frozen=True, kw_only=True):
                 and context.analysis.total.wait_ns.get(label, 0) is None
             ):
                 continue  # how much of it is waiting must be recorded first
-            yield _exposed(context, label, ns)
+            yield exposed_finding(context, label, ns)
 
     @property
     def _is_exposed(self) -> str:
@@ -369,7 +369,7 @@ def message_advice(label: str) -> str:
     return MESSAGE_ADVICE.get(label, TWO_HALVES)
 
 
-def _host_copies_ns(context: Context) -> int:
+def find_host_copies_ns(context: Context) -> int:
     """Return the time per step of copies between host and GPU whose role is unknown, mean of ranks."""
     kernels = context.analysis.tables["kernels"].filter(pl.col("label").cast(pl.String) == "memory")
     is_host_copy = pl.col("name").cast(pl.String).str.contains(HOST_COPIES)
@@ -387,18 +387,18 @@ class Remedy(NamedTuple):
     """What the remedy says about the transfers, if it decides what to advise."""
 
 
-def _exposed(context: Context, label: str, exposed_ns: int) -> ExposedTransfers:
+def exposed_finding(context: Context, label: str, exposed_ns: int) -> ExposedTransfers:
     """Return the finding about one exposed label."""
     recorded_because_ns = context.analysis.total.because_ns.get(label, {})
     because_ns = causes_without_profiler(recorded_because_ns, context.free_exposed_share(label))
     cause = _main_cause(because_ns)
-    transfer = _transfer(context, label, recorded_because_ns)
+    transfer = measure_transfer(context, label, recorded_because_ns)
     is_communication = label in COMMUNICATION_LABELS
     remedy = Remedy()
     if is_communication and cause != "peer_late":  # hiding transfers brings no late rank forward
-        remedy = _best_remedy(context, label, exposed_ns, unhideable_ns=transfer.unhideable_ns)
+        remedy = best_remedy(context, label, exposed_ns, unhideable_ns=transfer.unhideable_ns)
     wait_share = because_ns.get("peer_late", 0) / max(sum(because_ns.values()), 1)
-    case = _exposed_case(context, cause, remedy)
+    case = exposed_case(context, cause, remedy)
     latest = _latest_rank(context, label) if cause == "peer_late" else LatestRank()
     kind = KINDS_OF_CASE[case] if is_communication else ExposedCopy
     return kind(
@@ -526,7 +526,7 @@ def _cause_share(because_ns: Mapping[str, int], cause: str) -> float:
     return round(because_ns.get(cause, 0) / max(sum(because_ns.values()), 1), 4)
 
 
-def _best_remedy(context: Context, label: str, exposed_ns: int, *, unhideable_ns: int) -> Remedy:
+def best_remedy(context: Context, label: str, exposed_ns: int, *, unhideable_ns: int) -> Remedy:
     """Return the change of a label's transfers that saves most: under compute, or twice as fast.
 
     Faster transfers are considered only if compute cannot hide them all.
@@ -568,7 +568,7 @@ def _saving_of(predicted: ChangedStep | None) -> int:
     return predicted.saves_ns or 0
 
 
-def _exposed_case(context: Context, cause: str, remedy: Remedy) -> str:
+def exposed_case(context: Context, cause: str, remedy: Remedy) -> str:
     """Return which case of the advice applies, the strongest statement first."""
     if remedy.case == "host_takes_as_long":
         return remedy.case
@@ -590,7 +590,7 @@ class Transfer(NamedTuple):
     gb_per_s: float | None
 
 
-def _transfer(context: Context, label: str, because_ns: Mapping[str, int]) -> Transfer:
+def measure_transfer(context: Context, label: str, because_ns: Mapping[str, int]) -> Transfer:
     """Return how much of the exposed time is transfer, how fast that is, and the compute that could still hide it."""
     analysis = context.analysis
     total = analysis.total
@@ -605,11 +605,11 @@ def _transfer(context: Context, label: str, because_ns: Mapping[str, int]) -> Tr
         transfer_ns=transfer_ns // rank_steps,
         free_compute_ns=free_ns // rank_steps,
         unhideable_ns=max(transfer_ns - free_ns, 0) // rank_steps,
-        gb_per_s=_transfer_rate(context, label),
+        gb_per_s=transfer_rate(context, label),
     )
 
 
-def _transfer_rate(context: Context, label: str) -> float | None:
+def transfer_rate(context: Context, label: str) -> float | None:
     """Return the mean algorithm bandwidth of a label's transfers, weighted by their time; None if unknown."""
     rates = context.analysis.rates
     if rates is None:

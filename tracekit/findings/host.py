@@ -65,7 +65,7 @@ BESIDE_THE_GPU = (
 """What a server does with its host's work."""
 
 
-class _StepMeans:
+class StepMeans:
     """Means over ranks and ordinary steps, in ns: step time, GPU work, and the host's activities.
 
     They are of the step without the profiler, where that is known: the GPU's work is the same, and
@@ -142,7 +142,7 @@ def exposed_pageable_share(context: Context) -> float:
     """Return the share of the exposed time of copies that is of pageable memory, 0 to 1."""
     if context.analysis.tables["host_time"].is_empty():
         return 0.0
-    means = _StepMeans(context)
+    means = StepMeans(context)
     return means.pageable_ns / means.copied_ns if means.copied_ns else 0.0
 
 
@@ -175,7 +175,7 @@ class HostFinding(FindingKind, frozen=True, kw_only=True):
     def find(cls, context: Context) -> Iterator[FindingKind]:
         if not context.analysis.total.idle_known or context.analysis.tables["host_time"].is_empty():
             return
-        means = _StepMeans(context)
+        means = StepMeans(context)
         if not means.time_ns:
             return
         own_ns = means.time_ns - sum(means.value(code, "host_ns") for code in OFFENCES)
@@ -200,7 +200,7 @@ class HostFinding(FindingKind, frozen=True, kw_only=True):
             finding: HostFinding | None = None
             if host_ns:  # else only in steps that stand out
                 gpu_ns = means.gpu_ns - copied_ns
-                finding = _activity(context, means, code, cost_ns + copied_ns, gpu_ns)
+                finding = find_activity(context, means, code, cost_ns + copied_ns, gpu_ns)
             # Idle time behind an activity that the step without it still has is launching.
             confirmed_ns = 0 if finding is None else finding.cost_ns
             launch_cost_ns += min(max(idle_ns + copied_ns - confirmed_ns, 0.0), idle_after_ns)
@@ -531,14 +531,14 @@ class SearchBesideWork(HostFinding, frozen=True, kw_only=True):
     calls_per_step: float
 
     @classmethod
-    def of(cls, context: Context, means: _StepMeans) -> SearchBesideWork:
+    def of(cls, context: Context, means: StepMeans) -> SearchBesideWork:
         """Return the finding of a run."""
         row = means.rows["unused_parameters"]
         cost_ns = max(round(row["idle_ns"]), 1)
         return cls(
             cost_ns=cost_ns,
             share=context.share(cost_ns),
-            where=_places(context, "unused_parameters"),
+            where=longest_places(context, "unused_parameters"),
             host_ns=round(row["host_ns"]),
             calls_per_step=round(row["count"], 2),
             certain="possible",
@@ -688,7 +688,7 @@ class LaunchBound(HostFinding, frozen=True, kw_only=True):
 
     @staticmethod
     def of(
-        context: Context, means: _StepMeans, cost_ns: float, *, stops_to_wait: bool
+        context: Context, means: StepMeans, cost_ns: float, *, stops_to_wait: bool
     ) -> LaunchBound | PlansForNewShapes:
         """Return the finding of a run.
 
@@ -723,7 +723,7 @@ class LaunchBound(HostFinding, frozen=True, kw_only=True):
         return kind(
             cost_ns=round(cost_ns),
             share=context.share(cost_ns),
-            where=_places(context, "launch_bound"),
+            where=longest_places(context, "launch_bound"),
             is_pytorch=context.runs_pytorch,
             gpu_work_ns=round(means.gpu_ns),
             events_per_step=round(events_per_step),
@@ -852,7 +852,7 @@ class PlansForNewShapes(HostFinding, frozen=True, kw_only=True):
         return cls(
             cost_ns=round(cost_ns),
             share=context.share(cost_ns),
-            where=_places(context, "launch_bound"),
+            where=longest_places(context, "launch_bound"),
             steps_marked=context.step.marked,
             new_shapes_op=op,
             new_shapes_ns=new_shapes_ns,
@@ -877,8 +877,8 @@ class PlansForNewShapes(HostFinding, frozen=True, kw_only=True):
         )
 
 
-def _activity(
-    context: Context, means: _StepMeans, code: str, cost_ns: float, gpu_ns: float
+def find_activity(
+    context: Context, means: StepMeans, code: str, cost_ns: float, gpu_ns: float
 ) -> HostFinding | None:
     """Return the finding about one activity; None if it costs nothing."""
     if cost_ns <= 0:
@@ -908,15 +908,15 @@ def _activity(
         saves_range_ns=saves_range_ns,
         certain="bounded",
     )
-    places = _places(context, code)
-    kind = _kind_of_activity(context, code, row, places)
+    places = longest_places(context, code)
+    kind = kind_of_activity(context, code, row, places)
     places_with_lines = None
     if kind in NAMED_BY_STACKS and effect.effect_share >= MIN_SHARE_TO_SHOW:
         places_with_lines = context.analysis.with_lines(places)
     stacks_read = places_with_lines is not None or not context.has_unread_stacks
     if places_with_lines is not None:
         places = places_with_lines
-        kind = _kind_of_activity(context, code, row, places, stacks_read=True)
+        kind = kind_of_activity(context, code, row, places, stacks_read=True)
     return kind(
         cost_ns=round(cost_ns),
         share=context.share(cost_ns),
@@ -948,7 +948,7 @@ def _change_without_waits(context: Context, row: dict[str, object]) -> Change:
     return WithoutActivity("host_sync")
 
 
-def _kind_of_activity(
+def kind_of_activity(
     context: Context,
     code: str,
     row: dict[str, object],
@@ -1039,7 +1039,7 @@ def _on_new_shapes(context: Context) -> tuple[str, int] | None:
     return str(op), saves_ns
 
 
-def _places(context: Context, code: str) -> tuple[Place, ...]:
+def longest_places(context: Context, code: str) -> tuple[Place, ...]:
     """Return the places where the GPU is idle longest, first those between recorded GPU work.
 
     Before the first and after the last of it, work may be missing in the recording.

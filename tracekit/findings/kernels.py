@@ -106,7 +106,7 @@ class SlowKernel(FindingKind, frozen=True, kw_only=True):
         first = slow[0]
         cost_ns = sum(operator.gain_ns for operator in slow)
         reason = reason_of(
-            first.op, first.kind, first.shapes, multiprocessors=_multiprocessors(context)
+            first.op, first.kind, first.shapes, multiprocessors=fewest_multiprocessors(context)
         )
         rates = context.analysis.rates
         kind = KINDS_OF_REASON.get(reason, SlowKernel)
@@ -378,14 +378,14 @@ def _products(context: Context, rank_steps: int) -> Iterator[_SlowOperator]:
     rates = context.analysis.rates
     if rates is None:
         return
-    bandwidth = memory_gb_s(_device(context), multiprocessors=_multiprocessors(context))
+    bandwidth = memory_gb_s(common_device(context), multiprocessors=fewest_multiprocessors(context))
     counted = rates.products.drop_nulls(["at_peak_ns", "op", "shapes"])
     for row in [*counted.iter_rows(named=True), *_bounded_convolutions(context)]:
         memory_ns = 0.0 if bandwidth is None else _memory_ns(row, bandwidth)
         is_compute = row["at_peak_ns"] >= memory_ns
         limit_ns = max(row["at_peak_ns"], memory_ns)
         kind = kind_of_product(row["op"], row["shapes"])
-        yield from _slower_than(limit_ns, row, kind, rank_steps, is_compute=is_compute)
+        yield from find_slower_than(limit_ns, row, kind, rank_steps, is_compute=is_compute)
 
 
 def kind_of_product(op: str, shapes: str) -> str:
@@ -425,13 +425,13 @@ def _bounded_convolutions(context: Context) -> Iterator[dict[str, Any]]:
     With a stride they compute less, and would be further from their limit.
     """
     rates = context.analysis.rates
-    device = _device(context)
+    device = common_device(context)
     if rates is None or device is None:
         return
     is_uncounted = pl.col("flop").is_null() & pl.col("op").is_in(CONVOLUTIONS)
     rows = rates.products.filter(is_uncounted).drop_nulls(["shapes", "dtype"])
     for row in rows.iter_rows(named=True):
-        peak = peak_tflop_s(device, row["dtype"], multiprocessors=_multiprocessors(context))
+        peak = peak_tflop_s(device, row["dtype"], multiprocessors=fewest_multiprocessors(context))
         outputs = most_convolution_output(row["shapes"])
         if peak is None or outputs is None:
             continue
@@ -450,10 +450,10 @@ def _memory_bound(context: Context, rank_steps: int) -> Iterator[_SlowOperator]:
         # What is advised for an optimizer is there already.
         if row["kind"] == "optimizer" and re.search(PATTERNS["fused_optimizer"], row["op"]):
             continue
-        yield from _slower_than(row["limit_ns"], row, row["kind"], rank_steps, is_compute=False)
+        yield from find_slower_than(row["limit_ns"], row, row["kind"], rank_steps, is_compute=False)
 
 
-def _slower_than(
+def find_slower_than(
     limit_ns: float, row: dict[str, Any], kind: str, rank_steps: int, *, is_compute: bool
 ) -> Iterator[_SlowOperator]:
     """Yield the operator of a row if it takes longer than its limit lets good kernels take."""
@@ -496,7 +496,7 @@ def reason_of(op: str, kind: str, shapes: str, *, multiprocessors: int | None) -
         return "few_tokens" if experts.tokens_per_expert <= MAX_SKINNY_SIZE else "experts"
     if kind != "product" or len(dims) < 2:
         return "product" if kind == "product" else kind
-    rows, inner, columns = _product_sizes(op, dims)
+    rows, inner, columns = product_sizes(op, dims)
     tiles = -(-rows // TILE_SIZE) * -(-columns // TILE_SIZE) * prod(dims[0][:-2])
     sizes = (rows, inner, columns)
     # The number of rows, often that of tokens, decides where no row begins.
@@ -527,7 +527,7 @@ def _reason_of_convolution(inputs: list[int], weight: list[int]) -> str:
     return first_that_holds(cases)
 
 
-def _product_sizes(op: str, dims: Sequence[list[int]]) -> tuple[int, int, int]:
+def product_sizes(op: str, dims: Sequence[list[int]]) -> tuple[int, int, int]:
     """Return rows, inner size and columns of a product of the last two matrices among its inputs."""
     left_matrix = dims[-2]
     right_matrix = dims[-1]
@@ -537,13 +537,13 @@ def _product_sizes(op: str, dims: Sequence[list[int]]) -> tuple[int, int, int]:
     return rows, inner, columns
 
 
-def _device(context: Context) -> str | None:
+def common_device(context: Context) -> str | None:
     """Return the name of the GPU, if all ranks have the same."""
     names = {source.devices[0] for source in context.analysis.sources if source.devices}
     return names.pop() if len(names) == 1 else None
 
 
-def _multiprocessors(context: Context) -> int | None:
+def fewest_multiprocessors(context: Context) -> int | None:
     """Return the multiprocessors that each rank may use, the fewest of all ranks.
 
     None if unknown.

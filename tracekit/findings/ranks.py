@@ -42,10 +42,10 @@ class RankFinding(FindingKind, frozen=True, kw_only=True):
             in_pipeline = row.label == "pp_comm"  # the times that prove its causes need no clock
             if row.rank in seen or not row.steps or (row.uncertain and not in_pipeline):
                 continue
-            cause = _main_cause(context, row)
+            cause = main_cause(context, row)
             if cause is None or cause.cause not in KINDS_OF_CAUSE:
                 continue
-            ranks = _late_together(context, row, cause, seen)
+            ranks = ranks_late_together(context, row, cause, seen)
             finding = _late_rank(context, row, cause, ranks)
             if finding.saves_ns == 0 and row.rank in slow_gpus:
                 continue  # below, with what its own steps lose
@@ -356,7 +356,7 @@ KINDS_OF_CAUSE: dict[str, tuple[type[LateRank], type[LateRank]]] = {
 """Classes by the cause of a rank's lateness: of one rank, and of several together."""
 
 
-def _main_cause(context: Context, row: Straggler) -> WaitCause | None:
+def main_cause(context: Context, row: Straggler) -> WaitCause | None:
     """Return the largest known cause of a rank's lateness; None if none is known."""
     if row.label == "pp_comm":
         cause = context.analysis.stragglers.pipeline_cause(row.rank)
@@ -365,7 +365,7 @@ def _main_cause(context: Context, row: Straggler) -> WaitCause | None:
     return max(known_causes, key=lambda cause: cause.ns, default=None)
 
 
-def _late_together(
+def ranks_late_together(
     context: Context, row: Straggler, cause: WaitCause, named: set[int]
 ) -> tuple[int, ...]:
     """Return the rank and those that are late together with it for the same reason, ascending.
@@ -379,7 +379,7 @@ def _late_together(
             continue
         if not other.steps or other.uncertain:
             continue
-        cause_of_other = _main_cause(context, other)
+        cause_of_other = main_cause(context, other)
         if cause_of_other is not None and cause_of_other.cause == cause.cause:
             ranks.append(other.rank)
     return tuple(sorted(ranks))

@@ -74,7 +74,7 @@ class ChangeOfWork(FindingKind, frozen=True, kw_only=True):
             predicted
         ):
             return
-        work = _changed_work(context, entry.change)
+        work = changed_work(context, entry.change)
         if work.events < entry.min_kernels:
             return
         saves_range_ns = predicted.saves_range_ns
@@ -87,7 +87,7 @@ class ChangeOfWork(FindingKind, frozen=True, kw_only=True):
             variant=case,
             cost_ns=round(work.ns),
             share=context.share(work.ns),
-            where=_places(context, graph.graph, entry.change),
+            where=longest_places(context, graph.graph, entry.change),
             work_ns=round(work.ns),
             kernels_per_step=round(work.events),
             what=", ".join(work.whats) or None,
@@ -189,7 +189,7 @@ def _step_ns(predicted: ChangedStep) -> int:
     return predicted.measured_ns if predicted.free_ns is None else predicted.free_ns
 
 
-def _changed_work(context: Context, change: str) -> ChangedWork:
+def changed_work(context: Context, change: str) -> ChangedWork:
     """Return the GPU work that a change concerns."""
     graph = context.analysis.graph
     if graph is None:
@@ -217,7 +217,7 @@ def _changed_events(graph: EventGraph, change: str) -> pl.DataFrame:
     return select_remedies(graph, change).filter(is_changed)
 
 
-def _places(context: Context, graph: EventGraph, change: str) -> tuple[Place, ...]:
+def longest_places(context: Context, graph: EventGraph, change: str) -> tuple[Place, ...]:
     """Return the stretches of GPU work in a row that a change concerns, those with most work first.
 
     They are named by the operator, or kernel, that takes longest in them.

@@ -61,7 +61,7 @@ class SlowStep(FindingKind, frozen=True, kw_only=True):
             mean_ns = sum(each.time_ns for each in context.step.per_step) / len(
                 context.step.per_step
             )
-            late_ranks = _late_ranks(context, step, excess_ns)
+            late_ranks = late_ranks_of_step(context, step, excess_ns)
             kind, evidence = _cause(context, step, excess_ns, late_ranks)
             yield kind(
                 cost_ns=round(cost_ns),
@@ -357,7 +357,7 @@ class DelayedDecode(FindingKind, frozen=True, kw_only=True):
         )
 
 
-def _late_ranks(context: Context, step: StepTime, excess_ns: int) -> tuple[int, ...]:
+def late_ranks_of_step(context: Context, step: StepTime, excess_ns: int) -> tuple[int, ...]:
     """Return the ranks that the others wait for in the step for a part of its excess, ascending."""
     late = set()
     for row in context.analysis.stragglers.rows:
@@ -383,7 +383,7 @@ def _cause(
         position = numbers.index(step.step)
         if position:
             scopes.append(_StepScope(context, numbers[position - 1], late_ranks))
-    causes = [_cause_in(scope, excess_ns) for scope in scopes]
+    causes = [cause_in_step(scope, excess_ns) for scope in scopes]
     for recurring in (StepWithCheckpoint, StepWithEvaluation):
         for kind, evidence in causes:
             if kind is recurring:
@@ -391,7 +391,7 @@ def _cause(
     return max(causes, key=lambda cause: cause[1].get("extra_ns") or 0)
 
 
-def _cause_in(scope: _StepScope, excess_ns: int) -> tuple[type[SlowStep], dict[str, Any]]:
+def cause_in_step(scope: _StepScope, excess_ns: int) -> tuple[type[SlowStep], dict[str, Any]]:
     """Return what the ranks did longer or more often in one step than in the others."""
     copied = scope.extra_copies_to_host()
     host_ns = scope.extra_host_time()

@@ -315,11 +315,11 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             parts = path_parts(self.graph, replay, bounds)
             is_transfer = parts["label"].is_in(COMMUNICATION_LABELS).fill_null(False)
             transfers = float(parts["ns"].filter(is_transfer).sum()) / max(modelled_ns, 1)
-        step_share, steps = self._deviation_of_steps
+        step_share, steps = self.deviation_of_steps
         return math.hypot(min(transfers, 1.0) * LINK_VARIATION, step_share / math.sqrt(steps))
 
     @cached_property
-    def _deviation_of_steps(self) -> tuple[float, int]:
+    def deviation_of_steps(self) -> tuple[float, int]:
         """Median deviation of the measured steps from their median, as a share of that, and their number, at least 1.
 
         One slow step among four is no spread of the others.
@@ -401,7 +401,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         texts = tuple(map(str, changes))
         step = ChangedStep(", ".join(texts), texts, self.measured_ns, free_ns=free_ns)
         try:
-            changed = self._changed(changes)
+            changed = self.changed_graph(changes)
             if len(changed.microbatches) == 1 and self.memory is not None:
                 peak_bytes, fits = self.memory(changed.microbatches[0])
                 step = msgspec.structs.replace(step, peak_bytes=peak_bytes, fits=fits)
@@ -442,7 +442,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         if saving_alone:
             return step
         parts_of_path = path_parts(self.graph, replay, bounds)
-        margin_ns = self._margin_ns(replayed_ns, parts_of_path)
+        margin_ns = self.range_margin_ns(replayed_ns, parts_of_path)
         low_ns, high_ns = self._bounds_ns(changed, replayed_ns)
         least_ns = max(round(low_ns - margin_ns + added[0]), 0)
         most_ns = round(high_ns + margin_ns + added[2])
@@ -502,7 +502,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             )
         return min(likely_ns, bounds_ns[0]), max(likely_ns, bounds_ns[1])
 
-    def _changed(self, changes: Sequence[Change]) -> ChangedGraph:
+    def changed_graph(self, changes: Sequence[Change]) -> ChangedGraph:
         """Return the graph with *changes*."""
         changed = ChangedGraph(self.graph, self.positions)
         for change in changes:
@@ -536,12 +536,12 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
             raise RefusedError(difference)
         return np.array(difference)
 
-    def _margin_ns(self, replayed_ns: int, parts_of_path: pl.DataFrame) -> float:
+    def range_margin_ns(self, replayed_ns: int, parts_of_path: pl.DataFrame) -> float:
         """Return the half width of a range, from the spread of the steps and what the critical path consists of.
 
         Steps, links and hosts vary independently of each other, so that their squares add up.
         """
-        step_share = max(MIN_VARIATION, self._deviation_of_steps[0])
+        step_share = max(MIN_VARIATION, self.deviation_of_steps[0])
         is_transfer = parts_of_path["label"].is_in(COMMUNICATION_LABELS).fill_null(False)
         transfer_ns = int(parts_of_path["ns"].filter(is_transfer).sum())
         host_ns = int(parts_of_path["ns"].filter(parts_of_path["label"].is_null()).sum())
@@ -581,7 +581,7 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     def lanes(self, changes: Sequence[Change], *, max_ranks: int) -> dict[int, Lane]:
         """Return the lanes of ranks with *changes*, in the step nearest to the step time, as long as it is measured."""
         graph = self.graph
-        changed = self._changed(changes)
+        changed = self.changed_graph(changes)
         replay = changed.replay()
         lengths = _extents(graph.measured_bounds)
         step = int(

@@ -196,15 +196,15 @@ def _slowdown_by_kind(contention: Sequence[pl.DataFrame]) -> tuple[dict[str, Est
     slowdown_of_all = None
     if sums_by_kind:
         sums_of_all = [sum(column) for column in zip(*sums_by_kind.values(), strict=True)]
-        slowdown_of_all = _slowdown(*sums_of_all)
+        slowdown_of_all = slowdown_of_kernels(*sums_of_all)
     slowdown: dict[str, Estimate] = {}
     for kind in OP_KINDS:
-        own = _slowdown(*sums_by_kind[kind]) if kind in sums_by_kind else None
+        own = slowdown_of_kernels(*sums_by_kind[kind]) if kind in sums_by_kind else None
         slowdown[kind] = own or slowdown_of_all or UNKNOWN_SLOWDOWN
     return slowdown, slowdown_of_all is not None
 
 
-def _slowdown(kernels: int, beside_ns: int, lost_ns: int) -> Estimate | None:
+def slowdown_of_kernels(kernels: int, beside_ns: int, lost_ns: int) -> Estimate | None:
     """Return the slowdown of kernels that lost *lost_ns* in *beside_ns* beside messages.
 
     None if they are too few.

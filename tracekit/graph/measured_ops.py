@@ -185,7 +185,7 @@ def measure_ops(
         pl.col("op").cast(pl.String), pl.col("stage").fill_null(0).cast(pl.Int64)
     )
     rows = rows.with_columns(
-        gpu_ns=_time_alone(rows, messages, machine) + lead_ns,
+        gpu_ns=time_alone(rows, messages, machine) + lead_ns,
         launching_ns=_host_time(rows, "launch_ns", "last_ns", full_queue),
     )
     rows, post_ns, host_waits = _measure_host(rows, messages, full_queue)
@@ -270,7 +270,7 @@ def fit_sharing(
     return fit_shared_gpu(*columns, expected_slowdown=machine.pooled_slowdown)
 
 
-def _time_alone(
+def time_alone(
     rows: pl.DataFrame, messages: Mapping[int, pl.DataFrame], machine: Machine
 ) -> pl.Series:
     """Return the GPU time of each cell with no message beside it, on its rank or on others that share its GPU.

@@ -69,7 +69,7 @@ class Predictor:
 
     def predict(self, schedule: Schedule) -> Prediction | str:
         """Predict the makespan of a schedule; a text with the reason if that is not possible."""
-        if reason := _too_large(schedule):
+        if reason := why_too_large(schedule):
             return reason
         program = write_program(schedule, self.machine.machines[MIDDLE].queues)
         low = self.simulate(program, schedule, LOW)
@@ -168,7 +168,7 @@ class Predictor:
         return None if outcome.stuck else outcome
 
 
-def _too_large(schedule: Schedule) -> str | None:
+def why_too_large(schedule: Schedule) -> str | None:
     """Return the reason why a schedule is too large to simulate; None if it is not."""
     if sum(len(order) for order in schedule.ranks) <= MAX_OPS_TO_SIMULATE:
         return None
@@ -195,7 +195,7 @@ def fit_predictor(
     Returns:
         The predictor; a text with the reason if the run shows too little of its machine.
     """
-    if reason := _cannot_predict(pipeline, own, exact=exact):
+    if reason := why_not_predicted(pipeline, own, exact=exact):
         return reason
     messages = _messages_by_position(pipeline, ranks)
     matched = match_messages(
@@ -234,7 +234,7 @@ def fit_predictor(
     return predictor
 
 
-def _cannot_predict(pipeline: Pipeline, own: Schedule, *, exact: bool) -> str | None:
+def why_not_predicted(pipeline: Pipeline, own: Schedule, *, exact: bool) -> str | None:
     """Return the reason why the run cannot show enough of its machine; None if there is none."""
     if len(pipeline.ranks) < 2:
         return "a single rank sends no messages"
@@ -242,7 +242,7 @@ def _cannot_predict(pipeline: Pipeline, own: Schedule, *, exact: bool) -> str | 
         return "traces of some of the pipeline's ranks are missing"
     if not exact or pipeline.stages_from == "nothing":
         return "the run's own order is not that of a known schedule"
-    return _too_large(own)
+    return why_too_large(own)
 
 
 def _messages_by_position(

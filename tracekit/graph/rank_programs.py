@@ -139,7 +139,7 @@ class _ProgramWriter:
         )
 
 
-class _ScheduleWriter(_ProgramWriter):
+class ScheduleWriter(_ProgramWriter):
     """The program of a schedule under construction."""
 
     def __init__(self, schedule: Schedule) -> None:
@@ -198,7 +198,7 @@ def write_just_in_time(schedule: Schedule) -> Program:
     >>> [(kernel.sends, kernel.receives) for kernel in program.kernels if kernel.rank == 0]
     [((0,), ()), ((), (1,))]
     """
-    writer = _ScheduleWriter(schedule)
+    writer = ScheduleWriter(schedule)
     for rank, order in enumerate(schedule.ranks):
         pending_sends: list[int] = []
         backward_begun = False
@@ -226,7 +226,7 @@ def write_grouped(schedule: Schedule) -> Program:
     >>> [(len(kernel.sends), len(kernel.receives)) for kernel in program.kernels if kernel.rank == 1]
     [(0, 1), (1, 1), (1, 0)]
     """
-    writer = _ScheduleWriter(schedule)
+    writer = ScheduleWriter(schedule)
     for rank, order in enumerate(schedule.ranks):
         pieces = _pieces_of(order)
         delayed_send: int | None = None  # message that goes with the next receive
@@ -265,7 +265,7 @@ def write_posted(schedule: Schedule) -> Program:
     >>> [(len(kernel.sends), len(kernel.receives)) for kernel in program.kernels if kernel.rank == 0][:3]
     [(1, 0), (0, 1), (1, 0)]
     """
-    writer = _ScheduleWriter(schedule)
+    writer = ScheduleWriter(schedule)
     turns = [deque(_turns_of_rank(order, schedule.microbatches)) for order in schedule.ranks]
     # An output is available once it was computed: it stays on its rank, or its receive is posted
     # where it is needed.
@@ -288,7 +288,7 @@ def write_posted(schedule: Schedule) -> Program:
     return writer.program()
 
 
-def _is_ready(writer: _ScheduleWriter, pieces: Sequence[Piece], available: set[Output]) -> bool:
+def _is_ready(writer: ScheduleWriter, pieces: Sequence[Piece], available: set[Output]) -> bool:
     """Return whether everything that *pieces* need has been computed."""
     for piece in pieces:
         needed = writer.input_of(piece)
@@ -298,7 +298,7 @@ def _is_ready(writer: _ScheduleWriter, pieces: Sequence[Piece], available: set[O
 
 
 def _run_pieces(
-    writer: _ScheduleWriter,
+    writer: ScheduleWriter,
     rank: int,
     pieces: Sequence[Piece],
     receive_kernels: Mapping[Output, int],
@@ -316,7 +316,7 @@ def _outputs_of(pieces: Sequence[Piece]) -> list[Output]:
 
 
 def _post_output(
-    writer: _ScheduleWriter, rank: int, output: Output, receive_kernels: dict[Output, int]
+    writer: ScheduleWriter, rank: int, output: Output, receive_kernels: dict[Output, int]
 ) -> None:
     """Write the send of an output that another rank needs, and at once the receive there."""
     message = writer.message_of(output)
@@ -453,7 +453,7 @@ def find_queues(messages: Mapping[int, pl.DataFrame], cells: pl.DataFrame) -> Qu
     Streams that are not recorded count as one.
     """
     tables = [table for table in messages.values() if table.height]
-    if _share_of_early_receives(messages, cells) > MAX_SHARE_OF_EARLY_RECEIVES:
+    if share_of_early_receives(messages, cells) > MAX_SHARE_OF_EARLY_RECEIVES:
         return "free"
     if all(table["inline"].fill_null(False).all() for table in tables):
         return "compute"
@@ -465,7 +465,7 @@ def find_queues(messages: Mapping[int, pl.DataFrame], cells: pl.DataFrame) -> Qu
     return "peer" if all((streams == 1).all() for streams in streams_per_peer) else "direction"
 
 
-def _share_of_early_receives(messages: Mapping[int, pl.DataFrame], cells: pl.DataFrame) -> float:
+def share_of_early_receives(messages: Mapping[int, pl.DataFrame], cells: pl.DataFrame) -> float:
     """Return the share of receives that started before the op launched before them had ended."""
     early = 0
     total = 0

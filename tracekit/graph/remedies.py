@@ -48,11 +48,11 @@ def change_factors(graph: EventGraph, remedies: pl.DataFrame) -> ChangedFactors:
     )
     for name, factor in durations:
         np.multiply.at(factor, event, remedies[name].to_numpy() / measured_ns)
-    np.multiply.at(factors.host, event, _host_factors(graph, remedies))
+    np.multiply.at(factors.host, event, host_factors(graph, remedies))
     return factors
 
 
-def _host_factors(graph: EventGraph, remedies: pl.DataFrame) -> Floats:
+def host_factors(graph: EventGraph, remedies: pl.DataFrame) -> Floats:
     """Return what remains of the host's time before the launch of each remedy's event.
 
     The time since the launch before may hold other work than the launch that disappears: where it is

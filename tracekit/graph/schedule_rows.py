@@ -116,7 +116,7 @@ def what_if_rows(
     """
     times = measure_stage_times(replays, cells, own.pp)
     rows = []
-    for schedule in _other_schedules(own, times.for_chunks(1)):
+    for schedule in other_schedules(own, times.for_chunks(1)):
         if (schedule.name, schedule.virtual) == (own.name, own.virtual):
             rows.append(_own_row(schedule, times, replays, ideal_ns))
         else:
@@ -131,11 +131,11 @@ def what_if_rows(
     )
     if not isinstance(predictor, str):
         split = _layer_split_row(predictor, cells)
-        rows += [*([] if split is None else [split]), *_curve_rows(predictor, cells, times)]
+        rows += [*([] if split is None else [split]), *curve_rows(predictor, cells, times)]
     return rows
 
 
-def _other_schedules(own: Schedule, whole_stage_times: Times) -> Iterator[Schedule]:
+def other_schedules(own: Schedule, whole_stage_times: Times) -> Iterator[Schedule]:
     """Yield the schedules that the run could use, its own among them."""
     for name in names():
         entry = describe(name)
@@ -328,7 +328,7 @@ def megatron_layout(layers: Sequence[int]) -> str:
     return f"E{'|'.join(stages)}L"
 
 
-def _curve_rows(predictor: Predictor, cells: pl.DataFrame, times: StageTimes) -> list[WhatIf]:
+def curve_rows(predictor: Predictor, cells: pl.DataFrame, times: StageTimes) -> list[WhatIf]:
     """Return rows for the run's schedule over numbers of micro-batches, and for 1F1B over numbers of chunks."""
     own = predictor.own
     points = [("microbatches", schedule) for schedule in _over_microbatches(own)]

@@ -75,7 +75,7 @@ def measure_arrivals(members: pl.DataFrame, clocks: Mapping[int, RecordedClock])
         return Arrivals(conform_arrivals(several.clear()), None)
     else:
         basis = "calls" if _all_known(clocks, called) else "changes of calls"
-        arriving = _compare_calls(called, clocks)
+        arriving = compare_calls(called, clocks)
     arriving = arriving.filter(pl.len().over("op_id") > 1).sort("op_id", "arrival_ns", "rank")
     if arriving.is_empty():
         return Arrivals(conform_arrivals(several.clear()), None)
@@ -107,7 +107,7 @@ def _on_reference(members: pl.DataFrame, clocks: Mapping[int, RecordedClock]) ->
     return members.select(called_ns).to_series()
 
 
-def _compare_calls(called: pl.DataFrame, clocks: Mapping[int, RecordedClock]) -> pl.DataFrame:
+def compare_calls(called: pl.DataFrame, clocks: Mapping[int, RecordedClock]) -> pl.DataFrame:
     """Return members with the times of their calls, relative to those of the other members.
 
     What a rank is always late by may be its clock: of that only the part beyond the clock's

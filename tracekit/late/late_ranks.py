@@ -139,7 +139,7 @@ def find_late_ranks(
     for (rank,), rows in late_rows.group_by("rank", maintain_order=True):
         assert isinstance(rank, int), "ranks are numbers"
         late_rank = _describe(rank, rows, arrivals, lateness, clocks)
-        if _is_worth_reporting(late_rank, duration, lateness.step_ns):
+        if is_worth_reporting(late_rank, duration, lateness.step_ns):
             costly.append(late_rank)
     merged = _merge_ranks(costly, hosts)
     in_order = sorted(merged, key=lambda late: (-late.cost_ns, late.ranks))
@@ -168,7 +168,7 @@ def lost_time(facts: Sequence[LateRanks], lateness: StepLateness) -> int | None:
     return int(latest["late_ns"].sum())
 
 
-def _is_worth_reporting(late: LateRanks, duration_ns: float, step_ns: float) -> bool:
+def is_worth_reporting(late: LateRanks, duration_ns: float, step_ns: float) -> bool:
     """Return whether lateness costs enough, or stalled the run once."""
     if late.kind != "occasional":
         return late.cost_ns >= MIN_COST_SHARE * duration_ns
@@ -206,16 +206,16 @@ def _describe(
     steps = rows["step"].to_numpy()
     is_late = np.isin(lateness.steps, steps)
     amount = rows["late_ns"].to_numpy().astype(float)
-    pattern, period, span = _find_kind(is_late)
+    pattern, period, span = find_recurrence(is_late)
     kind: Literal["constant", "periodic", "drifting", "occasional"] = pattern
     growth = None
     first, last = span
     index = np.searchsorted(lateness.steps, steps)
     in_span = (index >= first) & (index <= last)
-    if kind == "constant" and _drifts(amount[in_span]):
+    if kind == "constant" and is_growing(amount[in_span]):
         kind = "drifting"
         growth = round(_slope(steps[in_span], amount[in_span]))
-    worst = _latest_operations(arrivals, rank, steps)
+    worst = latest_operations(arrivals, rank, steps)
     late_ns = worst["late_ns"].to_numpy()
     gap = period or 1
     uncertainty = clocks[rank].uncertainty_ns if rank in clocks else None
@@ -238,7 +238,7 @@ def _describe(
         caused_wait_ns=int(rows["caused_wait_ns"].sum()),
         cost_ns=round(float(amount.sum())),
         share=0.0,
-        cause=_cause(worst, arrivals, rank, uncertainty),
+        cause=find_cause(worst, arrivals, rank, uncertainty),
         uncertain=needs_clock and (uncertainty is None or uncertainty >= typical),
         growth_ns=growth,
     )
@@ -251,7 +251,7 @@ def _with_steps(members: pl.DataFrame) -> pl.DataFrame:
     return members
 
 
-def _latest_operations(arrivals: Arrivals, rank: int, steps: Ints) -> pl.DataFrame:
+def latest_operations(arrivals: Arrivals, rank: int, steps: Ints) -> pl.DataFrame:
     """Return, for each of a rank's late steps, the operation that it was latest at.
 
     A host that is late once is late at all calls that follow: of these the first counts.
@@ -272,7 +272,7 @@ def _usual_place(worst: pl.DataFrame) -> OperationPlace:
     return OperationPlace(usual["place"], str(usual["op"]), usual["bytes"], str(usual["group"]))
 
 
-def _cause(
+def find_cause(
     worst: pl.DataFrame, arrivals: Arrivals, rank: int, uncertainty_ns: int | None
 ) -> Literal["host", "gpu", "waited_itself"] | None:
     """Return why a rank is late: its host called late, its GPU was late, or it had waited in another group.
@@ -310,7 +310,7 @@ def _waited_before(worst: pl.DataFrame, arrivals: Arrivals, rank: int) -> float:
 # Patterns in time
 
 
-def _find_kind(
+def find_recurrence(
     is_late: Bools,
 ) -> tuple[Literal["constant", "periodic", "occasional"], int | None, tuple[int, int]]:
     """Return how late steps repeat, their period, and the first and last of them that belong to the pattern."""
@@ -318,7 +318,7 @@ def _find_kind(
     span = (int(late[0]), int(late[-1]))
     if len(late) < MIN_LATE_STEPS:
         return "occasional", None, span
-    first, last, hits = _densest_span(is_late)
+    first, last, hits = densest_span(is_late)
     if hits >= max(MIN_LATE_STEPS, MIN_EXPLAINED_LATE_SHARE * len(late)):
         return "constant", None, (first, last)
     best: tuple[int, int, int, int] | None = None  # hits, period, first, last
@@ -326,7 +326,7 @@ def _find_kind(
     recent = is_late[offset:]
     for period in range(2, len(recent) // MIN_LATE_STEPS + 1):
         phase = _best_phase(recent, period)
-        first, last, hits = _densest_span(recent[phase::period])
+        first, last, hits = densest_span(recent[phase::period])
         if hits >= MIN_LATE_STEPS and (best is None or hits > best[0]):
             best = (hits, period, offset + phase + first * period, offset + phase + last * period)
     if best is not None and best[0] >= MIN_EXPLAINED_LATE_SHARE * len(late):
@@ -339,7 +339,7 @@ def _best_phase(is_late: Bools, period: int) -> int:
     return int(np.argmax(np.bincount(np.flatnonzero(is_late) % period, minlength=period)))
 
 
-def _densest_span(is_late: Bools) -> tuple[int, int, int]:
+def densest_span(is_late: Bools) -> tuple[int, int, int]:
     """Return first, last and number of late steps of the span in which late steps outnumber others most.
 
     A step that is not late weighs as much as several late ones, so that the span is late nearly
@@ -353,7 +353,7 @@ def _densest_span(is_late: Bools) -> tuple[int, int, int]:
     return start, max(start, end - 1), int(np.count_nonzero(is_late[start:end]))
 
 
-def _drifts(amount: Floats) -> bool:
+def is_growing(amount: Floats) -> bool:
     """Return whether lateness grows: its last third over its first third, and in most pairs of steps."""
     third = len(amount) // 3
     if third < 1:
@@ -381,7 +381,7 @@ def _merge_ranks(late_ranks: Sequence[LateRanks], hosts: Mapping[int, str]) -> l
     groups: list[list[LateRanks]] = []
     for entry in sorted(late_ranks, key=lambda entry: -entry.cost_ns):
         for group in groups:
-            if _are_late_together(group[0], entry):
+            if are_late_together(group[0], entry):
                 group.append(entry)
                 break
         else:
@@ -389,7 +389,8 @@ def _merge_ranks(late_ranks: Sequence[LateRanks], hosts: Mapping[int, str]) -> l
     return [_as_one(group, hosts) for group in groups]
 
 
-def _are_late_together(a: LateRanks, b: LateRanks) -> bool:
+def are_late_together(a: LateRanks, b: LateRanks) -> bool:
+    """Return whether two rows of late ranks have the same cause in mostly the same steps."""
     common = len(set(a.steps) & set(b.steps))
     return a.cause == b.cause and common >= MIN_COMMON_STEPS_SHARE * max(len(a.steps), len(b.steps))
 

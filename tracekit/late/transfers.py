@@ -123,7 +123,7 @@ def find_slow_links(
     for (group, op, size), rows in large.group_by("group", "op", "bytes", maintain_order=True):
         if rows.height < MIN_TRANSFERS:
             continue
-        change = _find_change(rows["transfer_ns"].to_numpy().astype(float))
+        change = find_slower_for_good(rows["transfer_ns"].to_numpy().astype(float))
         if change is None:
             continue
         row, usual, slow = change
@@ -149,7 +149,7 @@ def find_slow_links(
     return tuple(best.values())
 
 
-def _find_change(times: Floats) -> tuple[int, float, float] | None:
+def find_slower_for_good(times: Floats) -> tuple[int, float, float] | None:
     """Return where transfers became slower for good, and the medians before and after.
 
     None if they did not.

@@ -168,7 +168,7 @@ def parse_memory_snapshot(
 
 def _parse_content(content: Mapping[str, Any], name: str, device: int | None) -> MemorySnapshot:
     """Return what ``parse_memory_snapshot`` does, of a dict with the keys of a snapshot."""
-    stacks = _Stacks(name)
+    stacks = StackNumbers(name)
     histories = [_dicts(history, f"{name}: device_traces") for history in content["device_traces"]]
     segments = _dicts(content["segments"], f"{name}: segments")
     if device is None:
@@ -216,13 +216,13 @@ def _busiest_device(
     return int(most[0])
 
 
-class _Stacks:
+class StackNumbers:
     """Stacks by number: the same frames in the same order are one stack."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._stacks: list[tuple[Frame, ...]] = []
-        self._numbers: dict[tuple[str, ...], int] = {}
+        self.number_of_stack: dict[tuple[str, ...], int] = {}
         """Numbers by the texts of frames, whose hashes have a seed: a file could choose line numbers
         for one place of a dict."""
         self._by_objects: dict[tuple[int, ...], int] = {}
@@ -232,6 +232,7 @@ class _Stacks:
 
     @property
     def stacks(self) -> tuple[tuple[Frame, ...], ...]:
+        """The stacks by their numbers, from 0."""
         return tuple(self._stacks)
 
     def number(self, frames: object) -> int | None:
@@ -251,7 +252,7 @@ class _Stacks:
                 self._check(frame)
                 self._text_by_object[identity] = repr(frame)
         texts = tuple(map(self._text_by_object.__getitem__, objects))
-        number = self._numbers.setdefault(texts, len(self._stacks))
+        number = self.number_of_stack.setdefault(texts, len(self._stacks))
         if number == len(self._stacks):
             self._stacks.append(stack)
         self._by_objects[objects] = number
@@ -274,7 +275,9 @@ def _dicts(values: object, where: str) -> list[dict[str, Any]]:
     return values
 
 
-def _event_table(history: Sequence[Mapping[str, Any]], stacks: _Stacks, name: str) -> pl.DataFrame:
+def _event_table(
+    history: Sequence[Mapping[str, Any]], stacks: StackNumbers, name: str
+) -> pl.DataFrame:
     """Return the events of the allocator; those of unknown kinds are left out."""
     known_events = [event for event in history if event.get("action") in ALLOCATOR_ACTIONS]
     columns = [
@@ -308,7 +311,9 @@ def _segment_table(segments: Sequence[Mapping[str, Any]], name: str) -> pl.DataF
     return _table(rows, ALLOCATOR_SEGMENTS, f"{name}: segments").sort("address")
 
 
-def _block_table(segments: Sequence[Mapping[str, Any]], stacks: _Stacks, name: str) -> pl.DataFrame:
+def _block_table(
+    segments: Sequence[Mapping[str, Any]], stacks: StackNumbers, name: str
+) -> pl.DataFrame:
     rows: list[tuple[Any, ...]] = []
     for segment in segments:
         address = segment.get("address")
@@ -394,7 +399,7 @@ def _notices(
     histories: Sequence[Sequence[object]],
     history: Sequence[Mapping[str, Any]],
     device: int,
-    stacks: _Stacks,
+    stacks: StackNumbers,
 ) -> tuple[Notice, ...]:
     """Return notices about what the snapshot lacks."""
     notices = []

@@ -100,7 +100,7 @@ def bandwidth(
             wait_ns=pl.col("wait_ns").sum(),
         )
     )
-    operations = _add_measured_times(operations, gpus or {})
+    operations = add_measured_times(operations, gpus or {})
     buckets = {size: bucket(size) for size in operations["bytes"].unique().to_list()}
     table = (
         operations.with_columns(
@@ -142,7 +142,7 @@ def _sum_if_all_known(column: str) -> pl.Expr:
     return pl.when(pl.col(column).is_not_null().all()).then(pl.col(column).sum())
 
 
-def _add_measured_times(operations: pl.DataFrame, gpus: Mapping[int, RankGpu]) -> pl.DataFrame:
+def add_measured_times(operations: pl.DataFrame, gpus: Mapping[int, RankGpu]) -> pl.DataFrame:
     """Add ``measured_ns``, the time that each operation took where it was measured on such GPUs, and their link's peak.
 
     Both are null where the GPUs are not known, are shared or are on several machines.

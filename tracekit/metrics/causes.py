@@ -236,7 +236,7 @@ def exposure_causes(rank: Rank, paid: Mapping[str, Intervals], *, parts: bool) -
         _judge(rank, pieces), id=rank.labelled["id"].gather(pieces["event"])
     )
     cause = pl.when("host_waited").then("if_host_waited").otherwise("if_host_ran")
-    return _cut_where_host_waits(rank, pieces).select(
+    return cut_where_host_waits(rank, pieces).select(
         pl.col("part").cast(pl.Int64),
         "label",
         cause.alias("cause"),
@@ -262,14 +262,14 @@ def _judge(rank: Rank, pieces: pl.DataFrame) -> list[pl.Series]:
     ]
 
 
-def _cut_where_host_waits(rank: Rank, pieces: pl.DataFrame) -> pl.DataFrame:
+def cut_where_host_waits(rank: Rank, pieces: pl.DataFrame) -> pl.DataFrame:
     """Cut pieces where the host began and ended to wait for the GPU, and add whether it waited (``host_waited``).
 
     Pieces whose cause is the same in both cases stay whole.
     """
     edges = np.stack([rank.blocked.start_ns, rank.blocked.end_ns], axis=1).ravel()
     is_cut = (pieces["if_host_ran"] != pieces["if_host_waited"]).to_numpy()
-    cuts = _cut(pieces["start_ns"].to_numpy(), pieces["end_ns"].to_numpy(), edges, is_cut)
+    cuts = cut_intervals(pieces["start_ns"].to_numpy(), pieces["end_ns"].to_numpy(), edges, is_cut)
     is_behind_a_begin = cuts.edges_before % 2 == 1  # begins and ends alternate
     return pieces[cuts.interval].with_columns(
         start_ns=cuts.start_ns, end_ns=cuts.end_ns, host_waited=pl.Series(is_behind_a_begin)
@@ -298,7 +298,7 @@ def _pieces_by_event(rank: Rank, label: str, exposed: Intervals, group: Ints) ->
 
     exposed_shift = exposed.group * stride_ns - origin_ns
     is_cut = np.ones(len(exposed), np.bool_)
-    cuts = _cut(
+    cuts = cut_intervals(
         exposed.start_ns + exposed_shift, exposed.end_ns + exposed_shift, carrier_start, is_cut
     )
     pieces = pl.DataFrame(
@@ -324,7 +324,7 @@ class _Cuts(NamedTuple):
     """Number of edges up to the piece's start."""
 
 
-def _cut(start_ns: Ints, end_ns: Ints, edges: Ints, is_cut: Bools) -> _Cuts:
+def cut_intervals(start_ns: Ints, end_ns: Ints, edges: Ints, is_cut: Bools) -> _Cuts:
     """Cut those intervals that *is_cut* marks at *edges*, which ascend; the others stay whole."""
     first_edge = np.searchsorted(edges, start_ns, side="right")
     edges_inside = np.searchsorted(edges, end_ns, side="left") - first_edge

@@ -101,7 +101,7 @@ def describe_work(labelled: pl.DataFrame, *, texts: CategoryColumns | None = Non
     for group in distinct.iter_rows(named=True):
         sizes_and_types = (group["shapes"], group["dtypes"])
         if sizes_and_types not in tensors:
-            tensors[sizes_and_types] = _read_tensors(*sizes_and_types)
+            tensors[sizes_and_types] = read_tensors(*sizes_and_types)
         kind = _kind(group)
         call_flop = None
         if kind in ("product", "convolution", FUSED_ATTENTION) and group["shapes"] and group["op"]:
@@ -147,7 +147,7 @@ def _kind_of_product(op: str) -> str:
     return "convolution" if "conv" in op else "product"
 
 
-def _read_tensors(shapes: str | None, dtypes: str | None) -> _Tensors:
+def read_tensors(shapes: str | None, dtypes: str | None) -> _Tensors:
     """Return the figures of an operator's inputs; all unknown without shapes and types."""
     inputs = parse_list(shapes or "")
     types = parse_list(dtypes or "")
@@ -184,7 +184,7 @@ def _read_tensors(shapes: str | None, dtypes: str | None) -> _Tensors:
         bytes=moved,
         has_fp64=any(each in ("double", "Double") for _, each in sizes),
         has_fp32=dtype in ("float", "Float"),
-        is_masked=any(_is_mask_of(shape, largest) for shape in others),
+        is_masked=any(is_mask_of(shape, largest) for shape in others),
     )
 
 
@@ -207,7 +207,7 @@ def read_inputs(shapes: str, dtypes: str | None) -> list[tuple[int, int]]:
     return sizes
 
 
-def _is_mask_of(shape: list[int], scores: list[int]) -> bool:
+def is_mask_of(shape: list[int], scores: list[int]) -> bool:
     """Return whether *shape* is that of a mask by positions: the last two sizes of the scores, others broadcast."""
     if len(shape) < 2 or len(scores) < 3 or shape[-2:] != scores[-2:]:
         return False

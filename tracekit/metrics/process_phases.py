@@ -89,7 +89,7 @@ def find_stretches(labelled: pl.DataFrame) -> pl.DataFrame:
         phase=pl.coalesce("named", "by_label"), annotated=pl.col("named").is_not_null()
     )
     # A stretch is a run of events of one phase.
-    runs = events.with_columns(_fill_neutral(events, trains=trains)).filter(
+    runs = events.with_columns(fill_neutral_phases(events, trains=trains)).filter(
         pl.col("phase").is_not_null()
     )
     runs = runs.with_columns(run=pl.col("phase").rle_id())
@@ -123,7 +123,7 @@ def _annotated_phases(annotations: pl.Series) -> pl.Series:
     )
 
 
-def _fill_neutral(events: pl.DataFrame, *, trains: bool) -> pl.Series:
+def fill_neutral_phases(events: pl.DataFrame, *, trains: bool) -> pl.Series:
     """Return the phase of every event; events without one get that of a neighbour.
 
     The longest pause between two stretches divides what lies between them, with two exceptions:

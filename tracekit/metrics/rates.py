@@ -510,7 +510,7 @@ def _parse_shapes(shapes: str) -> Dims | None:
     return sizes
 
 
-def _product(left: int, right: int, *, transposed: bool = False) -> Formula:
+def product_flop(left: int, right: int, *, transposed: bool = False) -> Formula:
     """Return the formula of a product of the inputs at *left* and *right*."""
 
     def formula(dims: Dims) -> int | None:
@@ -526,7 +526,7 @@ def _product(left: int, right: int, *, transposed: bool = False) -> Formula:
     return formula
 
 
-def _grouped(dims: Dims) -> int | None:
+def grouped_product_flop(dims: Dims) -> int | None:
     """Return the operations of a grouped product: each row of tokens is multiplied by one expert's matrix."""
     if len(dims) < 2 or not dims[0] or not dims[1]:
         return None
@@ -637,7 +637,7 @@ def _packed_weights(dims: Dims) -> int | None:
     return 2 * rows * inner * fitting.pop() if len(fitting) == 1 else None
 
 
-def _attention(first: int, *, heads: int, backward: bool = False) -> Formula:
+def attention_flop(first: int, *, heads: int, backward: bool = False) -> Formula:
     """Return the formula of attention whose query is input *first*, with its heads in dimension *heads*."""
 
     def formula(dims: Dims) -> int | None:
@@ -651,7 +651,7 @@ def _attention(first: int, *, heads: int, backward: bool = False) -> Formula:
     return formula
 
 
-def _convolution_backward(dims: Dims) -> int | None:
+def convolution_backward_flop(dims: Dims) -> int | None:
     """Return the operations of one of the two gradients: each costs as much as the forward."""
     if len(dims) < 3 or not dims[0] or len(dims[2]) < 3:
         return None
@@ -668,18 +668,18 @@ def _formulas() -> dict[str, Formula | None]:
     """Return the formula of each operator in the tables."""
     formulas: dict[str, Formula | None] = {}
     for op, inputs in _TABLES["products"].items():
-        formulas[op] = _product(*inputs)
+        formulas[op] = product_flop(*inputs)
     for op, inputs in _TABLES["transposed_products"].items():
-        formulas[op] = _product(*inputs, transposed=True)
-    formulas |= dict.fromkeys(_TABLES["grouped"], _grouped)
+        formulas[op] = product_flop(*inputs, transposed=True)
+    formulas |= dict.fromkeys(_TABLES["grouped"], grouped_product_flop)
     formulas |= dict.fromkeys(_TABLES["packed_weights"], _packed_weights)
     for heads, pairs in _TABLES["attention"].items():
         for forward_op, backward_op in pairs:
-            formulas[forward_op] = _attention(0, heads=int(heads))
-            formulas[backward_op] = _attention(1, heads=int(heads), backward=True)
+            formulas[forward_op] = attention_flop(0, heads=int(heads))
+            formulas[backward_op] = attention_flop(1, heads=int(heads), backward=True)
     formulas |= dict.fromkeys(CONVOLUTIONS)
     formulas |= dict.fromkeys(_TABLES["fused_experts"])
-    formulas[CONVOLUTION_BACKWARD] = _convolution_backward
+    formulas[CONVOLUTION_BACKWARD] = convolution_backward_flop
     return formulas
 
 

@@ -106,14 +106,14 @@ def measure_speeds(
         products = long_calls.filter(
             (pl.col("kind") == "product") & (pl.col("dtype") == dtype) & pl.col("padding").is_null()
         )
-        share = _measured_share(products, peak)
+        share = measured_peak_share(products, peak)
         if share is not None:
             shares[dtype] = share
     speeds = Speeds(
         peaks,
         bandwidth,
         shares,
-        _measured_bandwidth_share(work, bandwidth),
+        measured_bandwidth_share(work, bandwidth),
         USUAL_ATTENTION_SHARE,
     )
     return speeds if rates is None else _with_own_rates(speeds, rates)
@@ -143,7 +143,7 @@ def _with_own_rates(speeds: Speeds, rates: GpuRates) -> Speeds:
     )
 
 
-def _measured_share(calls: pl.DataFrame, peak: float) -> Share | None:
+def measured_peak_share(calls: pl.DataFrame, peak: float) -> Share | None:
     """Return the share of the peak that calls reach together; None if they are few or their type is wrong."""
     if calls.height < MIN_MEASURED_CALLS:
         return None
@@ -154,7 +154,7 @@ def _measured_share(calls: pl.DataFrame, peak: float) -> Share | None:
     return Share(share - spread, share, min(share + spread, 1.0))
 
 
-def _measured_bandwidth_share(work: pl.DataFrame, bandwidth: float | None) -> Share:
+def measured_bandwidth_share(work: pl.DataFrame, bandwidth: float | None) -> Share:
     """Return the share of the bandwidth that large elementwise kernels reach."""
     if bandwidth is None:
         return USUAL_BANDWIDTH_SHARE

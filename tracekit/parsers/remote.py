@@ -54,8 +54,8 @@ def _is_web(url: str) -> bool:
 
 def list_files(url: str, *, depth: int) -> dict[str, int]:
     """Return the bytes of each file, or exported folder, at *url*, a file, pattern or folder, by its own URL."""
-    with _one_line_errors(url):
-        system, path = _file_system(url)
+    with errors_on_one_line(url):
+        system, path = open_file_system(url)
         if any(sign in _without_query(path) for sign in "*?["):
             listed = system.glob(path, detail=True, maxdepth=depth)
         elif path.endswith(_FOLDER_SUFFIXES) or (not _is_web(url) and system.isdir(path)):
@@ -80,8 +80,8 @@ def _without_query(path: str) -> str:
 
 def change_stamp(url: str) -> str:
     """Return text that changes when the file at *url* does: its size, and the server's checksums and times."""
-    with _one_line_errors(url):
-        system, path = _file_system(url)
+    with errors_on_one_line(url):
+        system, path = open_file_system(url)
         info = system.info(path)
     return repr(sorted((key, str(info[key])) for key in _CHANGE_KEYS if info.get(key) is not None))
 
@@ -104,8 +104,8 @@ _CHANGE_KEYS = (
 
 def read_head(url: str, count: int) -> bytes:
     """Return the first *count* bytes of the file at *url*."""
-    with _one_line_errors(url):
-        system, path = _file_system(url)
+    with errors_on_one_line(url):
+        system, path = open_file_system(url)
         with system.open(path, "rb") as file:
             return bytes(file.read(count))
 
@@ -122,8 +122,8 @@ def fetch_to_local(path: str) -> Iterator[str]:
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
-        with _one_line_errors(path):
-            system, remote_path = _file_system(path)
+        with errors_on_one_line(path):
+            system, remote_path = open_file_system(path)
             name = _without_query(remote_path).rstrip("/").rsplit("/", 1)[-1]
             local = _path_inside(Path(folder), name, path)
             if remote_path.endswith(_FOLDER_SUFFIXES):
@@ -183,7 +183,8 @@ def _outside_error(url: str, name: str) -> InputError:
     )
 
 
-def _file_system(url: str) -> tuple[Any, str]:
+def open_file_system(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path in it."""
     try:
         from fsspec.core import url_to_fs
     except ImportError:
@@ -205,7 +206,7 @@ async def _http_client(**options: Any) -> Any:
     public_hosts: set[str] = set()
 
     async def check_redirect(session: Any, context: Any, redirect: Any) -> None:
-        await _check_redirect(session, context, redirect, public_hosts=public_hosts)
+        await check_redirect_target(session, context, redirect, public_hosts=public_hosts)
 
     redirects = aiohttp.TraceConfig()
     redirects.on_request_redirect.append(check_redirect)
@@ -223,11 +224,11 @@ async def _http_client(**options: Any) -> Any:
                     limit = f"{MAX_LISTING_BYTES >> 20} MB"
                     problem = f"its list of files has more than {limit}"
                     raise InputError(problem, path=shown, hint="name the files one by one")
-            return _links_alone(data.decode("utf-8", "replace"))
+            return keep_links(data.decode("utf-8", "replace"))
 
     return aiohttp.ClientSession(
         **{"timeout": timeout, **options},
-        connector=aiohttp.TCPConnector(resolver=_resolver(public_hosts)),
+        connector=aiohttp.TCPConnector(resolver=public_resolver(public_hosts)),
         trace_configs=[redirects],
         # Bytes are stored as they come: a server cannot make a thousand of each.
         auto_decompress=False,
@@ -236,7 +237,7 @@ async def _http_client(**options: Any) -> Any:
     )
 
 
-def _resolver(public_hosts: set[str]) -> Any:
+def public_resolver(public_hosts: set[str]) -> Any:
     """Return a resolver of host names that gives no private address of one that had a public one.
 
     Whoever has a domain can give its name another address at every question (DNS rebinding).
@@ -264,19 +265,19 @@ def _resolver(public_hosts: set[str]) -> Any:
     return Resolver()
 
 
-def _links_alone(page: str) -> str:
+def keep_links(page: str) -> str:
     """Return a page of HTML with nothing but the links of *page*.
 
     fsspec's own pattern for links takes quadratic time on a page with many tags that do not end.
 
-    >>> _links_alone('<a class=x href="rank0.json">0</a> <a <a <A HREF="b/">').split()
+    >>> keep_links('<a class=x href="rank0.json">0</a> <a <a <A HREF="b/">').split()
     ['<a', 'href="rank0.json">', '<a', 'href="b/">']
     """
     links = re.findall(r"""\bhref=["']([^"'<>]{1,4096})["']""", page, re.IGNORECASE)
     return "\n".join(f'<a href="{link}">' for link in links)
 
 
-async def _check_redirect(
+async def check_redirect_target(
     session: Any, context: Any, redirect: Any, *, public_hosts: set[str]
 ) -> None:
     """Refuse a redirect from a public to a private address.
@@ -340,7 +341,7 @@ _PACKAGE_OF_SCHEME = {
 
 
 @contextlib.contextmanager
-def _one_line_errors(url: str) -> Iterator[None]:
+def errors_on_one_line(url: str) -> Iterator[None]:
     """Turn whatever a remote file system raises into one line about the URL, without its secrets."""
     try:
         yield

@@ -36,7 +36,7 @@ first steps of a training are slow."""
 DEFAULT_STEPS = (10, 5)
 """First step that is recorded, and how many: five are enough to compare two runs (``diff``, ``gate``)."""
 
-_running: list[object] = []  # PyTorch has one profiler per process
+running_recorders: list[object] = []  # PyTorch has one profiler per process
 
 
 class Recorder:
@@ -66,17 +66,17 @@ class Recorder:
         self._has_ended = False
 
     def __enter__(self) -> Recorder:
-        if _running:
+        if running_recorders:
             raise OptionError(
                 "a recorder is running in this process already",
                 hint="leave it before starting another",
             )
-        _running.append(self)
+        running_recorders.append(self)
         self._begin_if_due()
         return self
 
     def __exit__(self, *_: object) -> None:
-        _running.clear()
+        running_recorders.clear()
         if not self._has_ended:
             self._finish()  # also after an exception in training, so that the recorded steps are written
 

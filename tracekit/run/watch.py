@@ -84,7 +84,7 @@ def _stamped_recordings(
     try:
         stamped = []
         for recording in _complete_recordings(root, clock):
-            stamps = [_stamp(file) for file in recording.files]
+            stamps = [file_stamp(file) for file in recording.files]
             modified_s = max(map(_modified_s, recording.files))
             stamped.append((replace(recording, modified_s=modified_s), stamps))
     except OSError as error:
@@ -110,7 +110,8 @@ _Stamp = tuple[int, int]
 changed."""
 
 
-def _stamp(file: Path) -> _Stamp:
+def file_stamp(file: Path) -> _Stamp:
+    """Return size and time of the last change of a file."""
     status = file.stat()
     return status.st_size, status.st_mtime_ns
 
@@ -130,7 +131,7 @@ class _QuietTimes:
         modified_s = _modified_s(file)
         if modified_s <= now_s:
             return now_s - modified_s
-        stamp = _stamp(file)
+        stamp = file_stamp(file)
         last_stamp, since_s = self._first_seen.get(file, (None, 0.0))
         if stamp != last_stamp:
             self._first_seen[file] = stamp, now_s

@@ -112,10 +112,10 @@ def test_every_fourth_of_200_steps_ten_times_slower_regresses():
 
 
 def test_slow_steps_of_a_long_run_are_kept_in_a_baseline_file():
-    from tracekit.diffs.baseline import _some_steps
+    from tracekit.diffs.baseline import choose_steps
 
     is_slow = [float(i % 4 == 0) for i in range(200)]
-    kept = _some_steps(is_slow)
+    kept = choose_steps(is_slow)
     assert len(kept) == 64
     assert sum(kept) / 64 == pytest.approx(0.25, abs=0.12)
 

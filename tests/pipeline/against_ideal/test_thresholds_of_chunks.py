@@ -43,13 +43,13 @@ def test_ranges_decide_if_they_hold_nine_tenths_of_the_time(named_ns, is_covered
     duration_ns = np.array([named_ns, 100 - named_ns])
     is_named = np.array([True, False])
     is_forward = np.array([True, True])
-    assert segment._is_covered(duration_ns, is_named, is_forward) is is_covered
+    assert segment.are_parts_covered(duration_ns, is_named, is_forward) is is_covered
 
 
 @pytest.mark.parametrize(("gap_ns", "intervals"), [(4_999, 1), (5_000, 2)])
 def test_a_gap_below_five_microseconds_is_no_stall(gap_ns, intervals):
     covered = union([0, 10 + gap_ns], [10, 20 + gap_ns])
-    assert len(stalls._fill_short_gaps(covered)) == intervals
+    assert len(stalls.fill_short_gaps(covered)) == intervals
 
 
 def test_weight_gradients_take_at_most_nine_tenths_of_a_backward():

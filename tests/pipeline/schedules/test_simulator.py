@@ -251,6 +251,7 @@ def test_numpy_durations_are_taken():
 
 def test_filling_gaps_stops_where_no_op_can_ever_run():
     """The input gradient that the weight gradient needs is not in the order."""
-    order = [(controllable._F, 0, 0), (controllable._W, 0, 0)]
+    forward, _, weight_gradient = range(3)
+    order = [(forward, 0, 0), (weight_gradient, 0, 0)]
     with pytest.raises(ValueError, match="none of the 1 ops that are left can run"):
-        controllable._fill_gaps([order], limit=2)
+        controllable.fill_gaps([order], limit=2)

@@ -71,13 +71,13 @@ def find_block_sizes(snapshot: MemorySnapshot) -> Ints:
             segments.insert(index, address)
             segment_ends.insert(index, address + requested_list[row])
             if action == "segment_map":
-                _join(segments, segment_ends, index)
+                join_ranges(segments, segment_ends, index)
         elif action in ("segment_free", "segment_unmap"):
-            _remove(segments, segment_ends, address, address + requested_list[row])
+            remove_range(segments, segment_ends, address, address + requested_list[row])
     return np.array(sizes, np.int64)
 
 
-def _join(starts: list[int], ends: list[int], index: int) -> None:
+def join_ranges(starts: list[int], ends: list[int], index: int) -> None:
     """Join a mapped range with its neighbours: an expandable segment is one range however often it grew."""
     if index + 1 < len(starts) and ends[index] == starts[index + 1]:
         ends[index] = ends[index + 1]
@@ -87,7 +87,7 @@ def _join(starts: list[int], ends: list[int], index: int) -> None:
         del starts[index], ends[index]
 
 
-def _remove(starts: list[int], ends: list[int], start: int, end: int) -> None:
+def remove_range(starts: list[int], ends: list[int], start: int, end: int) -> None:
     """Take a range out of the segments.
 
     Of an expandable one, what lies before and behind it stays.
@@ -126,11 +126,11 @@ def _segments_before(snapshot: MemorySnapshot) -> tuple[list[int], list[int]]:
     rows = changes.select(pl.col("action").cast(pl.String), "address", "bytes").rows()
     for action, address, size in reversed(rows):
         if action in ("segment_alloc", "segment_map"):
-            _remove(starts, ends, address, address + size)
+            remove_range(starts, ends, address, address + size)
         else:
             index = bisect_left(starts, address)
             starts.insert(index, address)
             ends.insert(index, address + size)
             if action == "segment_unmap":
-                _join(starts, ends, index)
+                join_ranges(starts, ends, index)
     return starts, ends

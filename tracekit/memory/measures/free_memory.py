@@ -39,7 +39,7 @@ def free_bytes_by_reason(
 
     """
     segments = reserved_ranges(snapshot, row)
-    pieces = _free_pieces(replay, segments, row)
+    pieces = free_pieces(replay, segments, row)
     is_own_kind = pl.col("is_small") == (requested_bytes <= MAX_SMALL_BLOCK_BYTES)
     is_private = pl.col("pool") != DEFAULT_POOL
     cases = [  # the first that holds decides
@@ -93,17 +93,17 @@ def reserved_ranges(snapshot: MemorySnapshot, row: int) -> pl.DataFrame:
     ends = ranges["end"].to_numpy()
     borders = np.unique(np.concatenate([starts, ends]))
     if not len(borders):
-        return _ranges_table([], ranges)
+        return ranges_table([], ranges)
     owner = np.full(len(borders) - 1, -1)
     is_reserved = (ranges["change"] < 0).to_numpy()
     first = np.searchsorted(borders, starts)
     last = np.searchsorted(borders, ends)
     for i in range(len(ranges) - 1, -1, -1):
         owner[first[i] : last[i]] = i if is_reserved[i] else -1
-    return _joined_ranges(borders, owner, ranges, is_expandable=snapshot.expandable)
+    return joined_ranges(borders, owner, ranges, is_expandable=snapshot.expandable)
 
 
-def _joined_ranges(
+def joined_ranges(
     borders: Ints, owner: Ints, ranges: pl.DataFrame, *, is_expandable: bool
 ) -> pl.DataFrame:
     """Return the stretches between borders that have an owner, those of one segment as one."""
@@ -127,10 +127,11 @@ def _joined_ranges(
                 rows[-1][1] = end
                 continue
         rows.append([start, end, number])
-    return _ranges_table(rows, ranges)
+    return ranges_table(rows, ranges)
 
 
-def _ranges_table(rows: list[list[int]], ranges: pl.DataFrame) -> pl.DataFrame:
+def ranges_table(rows: list[list[int]], ranges: pl.DataFrame) -> pl.DataFrame:
+    """Return ranges of memory, each as start, end and the row of its owner in *ranges*, with what their owners have."""
     owners = ranges.select("stream", "is_small", "pool")[[row[2] for row in rows]]
     borders = pl.DataFrame(
         {"start": [row[0] for row in rows], "end": [row[1] for row in rows]},
@@ -139,7 +140,7 @@ def _ranges_table(rows: list[list[int]], ranges: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([borders, owners], how="horizontal")
 
 
-def _free_pieces(replay: Replay, segments: pl.DataFrame, row: int) -> pl.DataFrame:
+def free_pieces(replay: Replay, segments: pl.DataFrame, row: int) -> pl.DataFrame:
     """Return the free pieces of reserved ranges: those of the range, ``bytes``, and ``is_used``.
 
     A range is used if any block of it is in use.

@@ -74,7 +74,7 @@ def measure_memory(
 
     """
     ops = rank.events.filter(pl.col("kind") == "cpu_op")
-    placed, notices = _choose_snapshot(rank, labelled["launch_ns"].drop_nulls())
+    placed, notices = choose_snapshot(rank, labelled["launch_ns"].drop_nulls())
     if placed is None:
         replay = replay_trace(rank.memory)
         if replay is None:
@@ -133,7 +133,7 @@ def history_notices(contents: RankContents) -> tuple[Notice, ...]:
     )
 
 
-def _choose_snapshot(
+def choose_snapshot(
     rank: RankEvents, launches: pl.Series
 ) -> tuple[tuple[MemorySnapshot, SnapshotClock] | None, tuple[Notice, ...]]:
     """Return the snapshot that saw most of the trace, with its place on the trace's clock.

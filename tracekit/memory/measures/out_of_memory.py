@@ -147,8 +147,8 @@ def find_out_of_memory(
         limit_bytes=limit_bytes,
         copied=_copied(replay, snapshot, row=row, requested_bytes=requested_bytes, stack=stack),
     )
-    cause = _cause(failure)
-    remedies = list(_remedies(failure, cause, contents, snapshot))
+    cause = find_cause(failure)
+    remedies = list(find_remedies(failure, cause, contents, snapshot))
     first_code = _REMEDY_OF_CAUSE.get(cause)
     remedies.sort(
         key=lambda remedy: (
@@ -210,7 +210,7 @@ def _missing_bytes(failure: OutOfMemory) -> int:
     return failure.needed_bytes if failure.missing_bytes is None else failure.missing_bytes
 
 
-def _cause(failure: OutOfMemory) -> str:
+def find_cause(failure: OutOfMemory) -> str:
     """Return why the request failed.
 
     What would have been enough by itself and could be had for nothing is the cause; else what
@@ -249,7 +249,7 @@ def _cause(failure: OutOfMemory) -> str:
     return next(iter(failure.by_category), "other")
 
 
-def _remedies(
+def find_remedies(
     failure: OutOfMemory, cause: str, contents: pl.DataFrame, snapshot: MemorySnapshot
 ) -> Iterator[MemoryRemedy]:
     """Yield what would have made memory for the request."""
@@ -262,7 +262,7 @@ def _remedies(
     activations = failure.by_category.get("activations", 0)
     gradients = failure.by_category.get("gradients", 0)
     optimizer_state = failure.by_category.get("optimizer_state", 0)
-    bucket_bytes = _bucket_bytes(contents, snapshot.stacks)
+    bucket_bytes = find_bucket_bytes(contents, snapshot.stacks)
     own_share = failure.requested_bytes if failure.origin in _COMPUTE_ORIGINS else 0
     copied_bytes = failure.needed_bytes if cause == "float32_copy" else 0
     freed = [
@@ -271,7 +271,7 @@ def _remedies(
         ("stop_leak", failure.leaked_bytes, None),
         ("end_other_processes", failure.outside_bytes or 0, None),
         ("smaller_microbatch", (activations + own_share) // 2, None),
-        *(("recompute", size, name) for name, size in _recomputed(failure, contents)),
+        *(("recompute", size, name) for name, size in find_recomputable(failure, contents)),
         ("offload_activations", activations, None),
         ("offload_optimizer", optimizer_state, None),
         ("share_gradient_buckets", min(gradients, bucket_bytes), None),
@@ -288,7 +288,7 @@ def _remedies(
             yield MemoryRemedy(code, size, is_enough, name)
 
 
-def _recomputed(failure: OutOfMemory, contents: pl.DataFrame) -> list[tuple[str, int]]:
+def find_recomputable(failure: OutOfMemory, contents: pl.DataFrame) -> list[tuple[str, int]]:
     """Return functions of modules, else modules, with what recomputing them frees at most."""
     if failure.repeated:
         functions = failure.repeated[:MAX_RECOMPUTED]
@@ -299,7 +299,7 @@ def _recomputed(failure: OutOfMemory, contents: pl.DataFrame) -> list[tuple[str,
     return ordered.head(MAX_RECOMPUTED).rows()
 
 
-def _bucket_bytes(contents: pl.DataFrame, stacks: Sequence[Stack]) -> int:
+def find_bucket_bytes(contents: pl.DataFrame, stacks: Sequence[Stack]) -> int:
     """Return the buckets into which ``DistributedDataParallel`` copies gradients."""
     communication = contents.filter(
         (pl.col("category") == "communication") & pl.col("stack").is_not_null()

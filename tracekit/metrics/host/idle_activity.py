@@ -100,7 +100,7 @@ def find_host_activity(
     ranges = _HostRanges.overlapping(waiting, host.ranges, host.operators, host.calls)
     if not len(ranges):
         return HOST_ACTIVITY.to_frame()
-    threads = _launching_threads(labelled)
+    threads = launching_threads(labelled)
     pieces, innermost = _split_by_innermost_range(waiting, ranges, threads)
     activity, shown_range = _find_activities(ranges, innermost)
     open_frames = _HostRanges.overlapping(waiting, frames.on_threads(np.array(threads)))
@@ -186,7 +186,7 @@ class _HostRanges(msgspec.Struct, frozen=True, eq=False):
         return self.nest(tid, time).point_op
 
 
-def _launching_threads(labelled: pl.DataFrame) -> list[int]:
+def launching_threads(labelled: pl.DataFrame) -> list[int]:
     """Return the threads that launch GPU work, at most ``MAX_LAUNCHING_THREADS`` of them, in ascending order."""
     launches = labelled.select(pl.col("launch_tid").drop_nulls().value_counts(sort=True))
     most = launches.unnest("launch_tid").head(MAX_LAUNCHING_THREADS)

@@ -78,7 +78,7 @@ class ScannedFile:
 
 def scan_file(stream: Stream, *, stacks: bool, lenient: bool) -> ScannedFile:
     """Return the events of a file; with ``lenient=False``, damage is an error."""
-    scanned, keys = _scan(stream, stacks=stacks)
+    scanned, keys = scan_stream(stream, stacks=stacks)
     keys_behind, unread = parse_tail(scanned.tail)
     own_rank, base_ns, header = parse_header({**keys, **keys_behind})
     table = TableBuilder(scanned.parts, (worker.finish() for worker in scanned.workers)).build(
@@ -138,7 +138,7 @@ def process_id(events: pl.DataFrame) -> int | None:
     return calls.item() if len(calls) == 1 else None
 
 
-def _scan(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:
+def scan_stream(stream: Stream, *, stacks: bool) -> tuple[Scanned, dict[str, Any]]:
     """Scan the events; also returns the keys before them."""
     head, start, keys = find_events(stream)
     separator = find_separator(head, start)

@@ -33,24 +33,24 @@ class Stream:
         if isinstance(source, str | Path):
             self.name = str(source)
             try:
-                self._file: BinaryIO = Path(source).open("rb", buffering=0)  # noqa: SIM115  (closed by close)
+                self.file: BinaryIO = Path(source).open("rb", buffering=0)  # noqa: SIM115  (closed by close)
             except OSError as error:
                 raise self._read_error(error) from None
         else:
             self.name = str(
                 getattr(source, "name", None) or getattr(source, "path", None) or "trace"
             )
-            self._file = source
+            self.file = source
         self._owned = isinstance(source, str | Path)
         self.restart()
 
     def restart(self) -> None:
         """Go back to the first byte."""
-        self._restart_file(_READ_BYTES)
+        self.restart_file(_READ_BYTES)
 
-    def _restart_file(self, read_bytes: int) -> None:
+    def restart_file(self, read_bytes: int) -> None:
         """Go back to the first byte of the file, and read *read_bytes* of it at once from there."""
-        self._file.seek(0)
+        self.file.seek(0)
         self._read_bytes = read_bytes
         self._input = self._read_file()
         self.gzipped = self._input[:2] == GZIP_MAGIC
@@ -61,7 +61,7 @@ class Stream:
 
     def _read_file(self, max_bytes: int = _READ_BYTES) -> bytes:
         try:
-            return self._file.read(min(self._read_bytes, max_bytes)) or b""
+            return self.file.read(min(self._read_bytes, max_bytes)) or b""
         except OSError as error:
             raise self._read_error(error) from None
 
@@ -76,7 +76,7 @@ class Stream:
     def close(self) -> None:
         """Close the file if this object opened it."""
         if self._owned:
-            self._file.close()
+            self.file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +134,7 @@ class Stream:
     def _inflate_up_to_damage(self, view: memoryview) -> int:
         """Start again in small reads, skip what was returned before, and inflate what is left before the damage."""
         skip_bytes = self._inflated_bytes
-        self._restart_file(_CAREFUL_READ_BYTES)
+        self.restart_file(_CAREFUL_READ_BYTES)
         scratch = memoryview(bytearray(_MAX_INFLATED_BYTES))
         while skip_bytes > 0 and (count := self._inflate(scratch[:skip_bytes])):
             skip_bytes -= count

@@ -76,7 +76,7 @@ class TraceState:
     """By writer."""
     damaged: int = 0
     """Packets that are not protobuf inside."""
-    _threads: dict[str, Track] = field(default_factory=dict)
+    threads_by_number: dict[str, Track] = field(default_factory=dict)
     """Results of ``find_thread``, which is asked when all packets are read."""
 
     def real_time_offset(self) -> int:
@@ -104,7 +104,7 @@ class TraceState:
         chain = []
         seen: set[str] = set()
         key: str | None = seeded_key(number)
-        while key in self.tracks and key not in self._threads:
+        while key in self.tracks and key not in self.threads_by_number:
             if key in seen:
                 break
             seen.add(key)
@@ -112,7 +112,7 @@ class TraceState:
             parent = self.tracks[key].parent
             key = None if parent is None else seeded_key(parent)
         # From the top down, so that each track is looked at once, however many lie below it.
-        above = _NO_TRACK if key is None else self._threads.get(key, _NO_TRACK)
+        above = _NO_TRACK if key is None else self.threads_by_number.get(key, _NO_TRACK)
         for track_key in reversed(chain):
             track = self.tracks[track_key]
             above = Track(
@@ -121,7 +121,7 @@ class TraceState:
                 above.tid if track.tid is None else track.tid,
                 above.name or track.name,
             )
-            self._threads[track_key] = above
+            self.threads_by_number[track_key] = above
         return above
 
 

@@ -56,7 +56,7 @@ def decode_text(raw: bytes) -> str:
         return raw.decode("utf-8", "replace") + DAMAGE
 
 
-def _values_by_key(values: Mapping[str, int], keys: Ints) -> Ints:
+def values_by_key(values: Mapping[str, int], keys: Ints) -> Ints:
     """Return the value of each number of *keys*, ``NULL`` where there is none.
 
     The keys of *values* are numbers as text, as ``seeded_key`` writes them.
@@ -187,12 +187,12 @@ class RowResolver:
 
     def _tracks(self, track: Ints, writer: Ints) -> Ints:
         """Return each row's track, which may be its writer's default."""
-        return np.where(track == NULL, _values_by_key(self._state.default_track, writer), track)
+        return np.where(track == NULL, values_by_key(self._state.default_track, writer), track)
 
     def _times(self, time: Ints, clock: Ints, writer: Ints | None = None) -> tuple[Ints, Bools]:
         """Return times on the trace's own clock, and which could be placed there."""
         writer = self._writer if writer is None else writer
-        clock = np.where(clock == NULL, _values_by_key(self._state.default_clock, writer), clock)
+        clock = np.where(clock == NULL, values_by_key(self._state.default_clock, writer), clock)
         clock[clock == NULL] = BOOT_CLOCK
         is_shown_by_a_clock = (time > -LATEST_NS) & (time < LATEST_NS)
         time = np.where(is_shown_by_a_clock, time, NULL)

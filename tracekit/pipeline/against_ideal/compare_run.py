@@ -292,7 +292,7 @@ def _compare_step(
             *pipeline.notices,
             *notices,
             *_match_notices(match, pipeline),
-            *_late_start_notices(pipeline, replays),
+            *late_start_notices(pipeline, replays),
         ),
     ), []
 
@@ -371,7 +371,7 @@ def _match_notices(match: Match, pipeline: Pipeline) -> list[Notice]:
     return notices
 
 
-def _late_start_notices(pipeline: Pipeline, replays: StepReplays) -> list[Notice]:
+def late_start_notices(pipeline: Pipeline, replays: StepReplays) -> list[Notice]:
     """Return notices of ranks whose host began the step late.
 
     In a first step the profiler's start may be the cause.

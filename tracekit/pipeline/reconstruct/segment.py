@@ -518,8 +518,10 @@ def cut_by_ranges(kernels: Kernels) -> StepChunks | None:
     """
     category = kernels.category
     is_named = np.isin(category, (FORWARD, AUTOGRAD, LOOSE_WGRAD)) & kernels.named_op.present
-    has_forward = _is_covered(kernels.duration_ns, is_named, category == FORWARD)
-    if not has_forward or not _is_covered(kernels.duration_ns, is_named, category == AUTOGRAD):
+    has_forward = are_parts_covered(kernels.duration_ns, is_named, category == FORWARD)
+    if not has_forward or not are_parts_covered(
+        kernels.duration_ns, is_named, category == AUTOGRAD
+    ):
         return None
     named = np.flatnonzero(is_named)
     cells, cell_of_named = _find_cells(kernels, named)
@@ -551,7 +553,7 @@ def _pairs_of(cells: list[_Cell], op: str) -> set[int]:
     return {pair for cell_op, pair in cells if cell_op == op}
 
 
-def _is_covered(duration_ns: Ints, is_named: Bools, is_part: Bools) -> bool:
+def are_parts_covered(duration_ns: Ints, is_named: Bools, is_part: Bools) -> bool:
     """Return whether named kernels take enough of the time of a part of the kernels."""
     total = int(duration_ns[is_part].sum())
     return (

@@ -69,10 +69,10 @@ def find_stalls(
     """
     covered = time_of(rows, _WORK_LABELS, among=in_chunk)
     stalls: dict[str, Intervals] = {}
-    explained = _fill_short_gaps(covered)
+    explained = fill_short_gaps(covered)
     for cause, labels in _LABELS_OF_CAUSE.items():
         covered = covered | time_of(all_events, labels)
-        with_cause = _fill_short_gaps(covered)
+        with_cause = fill_short_gaps(covered)
         stalls[cause] = with_cause - explained
         explained = with_cause
     windows = _step_windows(chunks)
@@ -80,7 +80,7 @@ def find_stalls(
     return {cause: stall & windows for cause, stall in stalls.items()}
 
 
-def _fill_short_gaps(covered: Intervals) -> Intervals:
+def fill_short_gaps(covered: Intervals) -> Intervals:
     """Return the time together with the gaps shorter than ``MIN_GAP_NS`` between its parts."""
     if not len(covered):
         return covered

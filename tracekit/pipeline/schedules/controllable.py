@@ -29,7 +29,7 @@ def v_half(pp: int, microbatches: int) -> list[list[Op]]:
         (2 * i, 3 * pp - i - 2, 3 * pp + shift + 2 * i - 1, 6 * pp + shift - i - 2)
         for i in range(pp)
     ]
-    return _fill_gaps(_repeat_block(blocks, microbatches), limit=2 * ((pp + 2) // 2))
+    return fill_gaps(_repeat_block(blocks, microbatches), limit=2 * ((pp + 2) // 2))
 
 
 def v_min(pp: int, microbatches: int) -> list[list[Op]]:
@@ -40,7 +40,7 @@ def v_min(pp: int, microbatches: int) -> list[list[Op]]:
     """
     shift = 2 if pp % 3 == 0 else 0
     blocks = [(i, 2 * pp - i - 1, 2 * pp + shift + i, 4 * pp + shift - i - 1) for i in range(pp)]
-    return _fill_gaps(_repeat_block(blocks, microbatches), limit=2 * ((pp + 4) // 3))
+    return fill_gaps(_repeat_block(blocks, microbatches), limit=2 * ((pp + 4) // 3))
 
 
 _CodedOp = tuple[int, int, int]
@@ -61,7 +61,12 @@ def _repeat_block(
         down = rank
         up = 2 * pp - 1 - rank
         slots: dict[int, _CodedOp] = {}
-        for kind, stage, slot in zip((_F, _F, _I, _I), (down, up, up, down), block, strict=True):
+        for kind, stage, slot in zip(
+            (_F, _F, _I, _I),
+            (down, up, up, down),
+            block,
+            strict=True,
+        ):
             slots |= {slot + PERIOD * i: (kind, stage, i) for i in range(microbatches)}
         free = 0  # no slot before is free for a W
         for slot in sorted(slots):
@@ -75,7 +80,7 @@ def _repeat_block(
     return orders
 
 
-def _fill_gaps(orders: list[list[_CodedOp]], *, limit: int) -> list[list[Op]]:
+def fill_gaps(orders: list[list[_CodedOp]], *, limit: int) -> list[list[Op]]:
     """Return the orders of the shorter of two ways to fill gaps.
 
     *limit* is in activations of a chunk.

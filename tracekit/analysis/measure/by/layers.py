@@ -168,7 +168,7 @@ def _chunks_with_layers(
     each repetition (*sync_ns*), these are whole passes.
     """
     layers_of_tokens: dict[bytes, Layers | None] = {}
-    all_chunks = _split_chunks(kernels, kind)
+    all_chunks = split_chunks(kernels, kind)
     chunks = []
     for chunk in all_chunks:
         tokens = chunk["token"].to_numpy()
@@ -213,7 +213,7 @@ def _is_chained(layer: pl.DataFrame) -> bool:
     return not widths or widths[0][0] in {columns for _, columns in widths}
 
 
-def _split_chunks(kernels: pl.DataFrame, kind: str) -> list[pl.DataFrame]:
+def split_chunks(kernels: pl.DataFrame, kind: str) -> list[pl.DataFrame]:
     """Return the kernels of each chunk of a kind, with a ``token`` that is equal for equal kernels."""
     labels = FORWARD_LABELS if kind == "F" else ENGINE_LABELS
     rows = kernels.filter((pl.col("part") == kind) & pl.col("label").is_in(labels))

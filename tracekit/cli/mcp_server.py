@@ -86,7 +86,7 @@ def _bounded(tool: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(tool)
     def call(*args: Any, **kwargs: Any) -> Any:
-        room = _Room(MAX_ANSWER_CHARACTERS)
+        room = AnswerRoom(MAX_ANSWER_CHARACTERS)
         answer = room.fit(tool(*args, **kwargs))
         if room.left_out and isinstance(answer, dict):
             answer["left_out"] = "the answer was too long: lists and texts are cut"
@@ -105,7 +105,7 @@ def _quoted(text: str, most: int) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
-class _Room:
+class AnswerRoom:
     """Room that is left in an answer, in characters."""
 
     def __init__(self, characters: int) -> None:
@@ -146,7 +146,7 @@ def _fitting_rows(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
     shown: list[Any] = []
     characters = 0
     for row in rows:
-        fitted = _Room(MAX_ANSWER_CHARACTERS).fit(row)
+        fitted = AnswerRoom(MAX_ANSWER_CHARACTERS).fit(row)
         characters += len(str(fitted))
         if shown and characters > MAX_ANSWER_CHARACTERS // 2:
             break
@@ -196,7 +196,7 @@ class Tools:
             "answer": first_sentences(analysis),
             "step_ns": analysis.step.time_ns,
             "free_step_ns": analysis.step.free_ns,
-            **_findings_page(analysis.findings, 0),
+            **findings_page(analysis.findings, 0),
             "figures": {
                 name.partition("/")[2]: round(value, 4) for name, value in scalars(analysis).items()
             },
@@ -213,7 +213,7 @@ class Tools:
 
         ``next_offset`` is where more begin.
         """
-        return _findings_page(self._kept_analysis(handle).findings, max(0, offset))
+        return findings_page(self._kept_analysis(handle).findings, max(0, offset))
 
     @_bounded
     def table(
@@ -277,7 +277,7 @@ class Tools:
         from tracekit.run.load import load
 
         trace = load(self._inside(path), ranks=None if rank is None else [rank])
-        return _bounded_lines(explain_text(trace.parts[0], event))
+        return bounded_lines(explain_text(trace.parts[0], event))
 
     @_bounded
     def diff(self, before: str, after: str) -> dict[str, Any]:
@@ -337,7 +337,7 @@ class Tools:
         """
         from tracekit.pipeline.schedules import generate, simulate
 
-        _check_schedule_size(_registered(name), pp, microbatches, virtual)
+        check_schedule_size(_registered(name), pp, microbatches, virtual)
         simulation = simulate(generate(name, pp=pp, microbatches=microbatches, virtual=virtual))
         plan = simulation.schedule
         return {
@@ -384,7 +384,7 @@ class Tools:
         raise outside
 
 
-def _findings_page(findings: Sequence[Finding], offset: int) -> dict[str, Any]:
+def findings_page(findings: Sequence[Finding], offset: int) -> dict[str, Any]:
     """Return up to ten findings from *offset* on, how many there are, and where more begin."""
     end = offset + MAX_FINDINGS_IN_ANSWER
     return {
@@ -403,10 +403,10 @@ def _short_findings(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     return rows
 
 
-def _bounded_lines(text: str) -> str:
+def bounded_lines(text: str) -> str:
     r"""Return lines of bounded length and number, without control characters.
 
-    >>> _bounded_lines("gemm\n  op  aten::mm\x1b[2J")
+    >>> bounded_lines("gemm\n  op  aten::mm\x1b[2J")
     'gemm\n  op  aten::mm␛[2J'
     """
     lines: list[str] = []
@@ -422,7 +422,7 @@ def _bounded_lines(text: str) -> str:
     return "\n".join(lines)
 
 
-def _check_schedule_size(name: str, pp: int, microbatches: int, virtual: int | None) -> None:
+def check_schedule_size(name: str, pp: int, microbatches: int, virtual: int | None) -> None:
     """Raise if a schedule would take longer than an agent should wait."""
     entry = describe(name)
     chunks = virtual or entry.virtual or DEFAULT_VIRTUAL
