@@ -129,6 +129,7 @@ def offence(monkeypatch, cost_ns, *, can_replay=False, saves=None, gpu_ns=600):
         predict=lambda change: predicted,
         can_replay=can_replay,
         runs_pytorch=True,
+        has_unread_stacks=False,
         step=SimpleNamespace(marked=True),
         share=lambda ns: ns / 1_000,
     )

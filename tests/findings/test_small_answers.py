@@ -84,4 +84,4 @@ def test_idle_time_between_steps_is_a_share_where_a_server_has_steps(step_kinds,
 )
 def test_the_loaders_name_tells_whether_workers_load(name, case):
     row = {"name": name, "op": None, "count": 1}
-    assert host.kind_of_activity(None, "data_loading", row).case == case
+    assert host.kind_of_activity(None, "data_loading", row, ()).case == case
