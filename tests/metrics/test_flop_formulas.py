@@ -12,8 +12,8 @@ from tracekit.metrics.rates import (
     fused_experts,
     grouped_product_flop,
     most_convolution_output,
-    products,
     product_flop,
+    products,
 )
 from tracekit.schema import LABELLED, conform
 
