@@ -20,6 +20,7 @@ from tracekit.findings.recording import UnexplainedIdle
 from tracekit.graph.change import Hidden, NoHostDelay, Scaled
 from tracekit.metrics.alternatives.attention import FusedAttention
 from tracekit.metrics.alternatives.fusion import Fused, FusedLoss
+from tracekit.metrics.alternatives.own import NO_OWN_ADVICE
 from tracekit.metrics.alternatives.stalls import FreeCpu
 
 
@@ -181,7 +182,9 @@ def advised(monkeypatch, entry, *, events=16, **predicted):
     monkeypatch.setattr(remedies, "changed_work", lambda context, change: work)
     monkeypatch.setattr(remedies, "longest_places", lambda context, graph, change: ())
     context = SimpleNamespace(
-        analysis=SimpleNamespace(graph=SimpleNamespace(graph=None)),
+        analysis=SimpleNamespace(
+            graph=SimpleNamespace(graph=None), advice=NO_OWN_ADVICE, sources=()
+        ),
         predict=lambda change: SimpleNamespace(**saving),
         share=lambda ns: ns / 1_000,
         framework=None,

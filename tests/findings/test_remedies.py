@@ -14,7 +14,7 @@ from tracekit.metrics.alternatives.fusion import Fused
 from tracekit.metrics.alternatives.images import SLOWER_IN_16_BITS, slower_remedies
 from tracekit.metrics.event_work import PATTERNS
 from tracekit.metrics.rank_work import RankWork
-from tracekit.metrics.speeds import USUAL_ATTENTION_SHARE, Share, Speeds
+from tracekit.metrics.speeds import Speeds
 
 BF16 = "c10::BFloat16"
 FLOAT = "float"
@@ -271,7 +271,7 @@ def test_gradients_that_are_added_up_are_in_no_chain():
              "is_masked": False, **size}
             for row, (op, kind) in enumerate(ops.items())
         ]  # fmt: skip
-        speeds = Speeds({}, 4800.0, {}, Share(0.5, 0.75, 0.9), USUAL_ATTENTION_SHARE)
+        speeds = Speeds({}, 4800.0)
         frame = pl.DataFrame(events, schema_overrides={"node": pl.String})
         frame = frame.with_columns(loop=pl.lit(None, pl.Int32), has_fp64=pl.lit(value=False))
         calls = pl.DataFrame(schema=dict.fromkeys(("kind", "op", "dtype", "shapes"), pl.String))

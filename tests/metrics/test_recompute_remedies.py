@@ -8,7 +8,7 @@ import pytest
 from tracekit.metrics.alternatives.recompute import NoRecompute
 from tracekit.metrics.alternatives.remedy import HOST_ALONE
 from tracekit.metrics.rank_work import RankWork
-from tracekit.metrics.speeds import USUAL_ATTENTION_SHARE, Share, Speeds
+from tracekit.metrics.speeds import Speeds
 
 
 def rank_of(launches):
@@ -22,7 +22,7 @@ def rank_of(launches):
             {"row": row, "part": 0, "ns": 7, "label": "memory" if label == "cleared" else label, "op": op, "name": op,
              "launch_ns": launch_ns, "call": row, "is_backward": is_backward}
         )  # fmt: skip
-    speeds = Speeds({}, None, {}, Share(0.5, 1.0, 2.0), USUAL_ATTENTION_SHARE)
+    speeds = Speeds({}, None)
     return RankWork(pl.DataFrame(events), pl.DataFrame(), speeds)
 
 

@@ -18,20 +18,16 @@ from tracekit.metrics.alternatives.optimizer import FusedOptimizer
 from tracekit.metrics.alternatives.precision import CastOnce, retyped
 from tracekit.metrics.alternatives.remedy import REMEDIES, new_durations
 from tracekit.metrics.alternatives.stalls import without_stalls
+from tracekit.metrics.attainable import Share
 from tracekit.metrics.padding import padded_share
 from tracekit.metrics.rank_work import RankWork
-from tracekit.metrics.speeds import (
-    USUAL_ATTENTION_SHARE,
-    Share,
-    Speeds,
-    measured_bandwidth_share,
-    measured_peak_share,
-)
+from tracekit.metrics.speeds import Speeds, measured_bandwidth_share, measured_share
 
 
 def rank_work(*events, bandwidth=None):
     """Work of a GPU whose memory moves as many bytes per ns, of which kernels reach the half, all or twice that."""
-    speeds = Speeds({}, bandwidth, {}, Share(0.5, 1.0, 2.0), USUAL_ATTENTION_SHARE)
+    works = [("memory", "*"), ("optimizer", "*")]
+    speeds = Speeds({}, bandwidth, dict.fromkeys(works, Share(0.5, 1.0, 2.0)))
     frame = pl.DataFrame(list(events), infer_schema_length=None)
     missing = [pl.lit(None, pl.String).alias(name) for name in ("node",) if name not in frame]
     return RankWork(frame.with_columns(missing), pl.DataFrame(), speeds)
@@ -197,7 +193,7 @@ def test_fused_attention_skips_half_of_the_scores_if_a_mask_is_causal(is_masked,
     calls = pl.DataFrame(
         schema={"kind": pl.String, "call": pl.Int64, "dtype": pl.String, "ns": pl.Int64}
     )
-    speeds = Speeds({"bf16": 1.0}, None, {}, Share(0.5, 1.0, 2.0), USUAL_ATTENTION_SHARE)
+    speeds = Speeds({"bf16": 1.0}, None)
     (remedies,) = fuse_attention(RankWork(members, calls, speeds), Scores(8, 128, keys), members)
     new_ns = remedies.select("low_ns", "likely_ns", "high_ns").row(0)
     assert new_ns == pytest.approx(bounds_ns, abs=1)
@@ -213,9 +209,7 @@ def test_attention_in_sixteen_bits_does_half_of_its_flop_at_the_usual_rates():
         "used": "fp32",
     }
     calls = pl.DataFrame([call | {"flop": 21_000_000, "ns": 10**9}])
-    speeds = Speeds(
-        {"fp32": 0.1, "bf16": 1.0}, None, {}, Share(0.5, 1.0, 2.0), USUAL_ATTENTION_SHARE
-    )
+    speeds = Speeds({"fp32": 0.1, "bf16": 1.0}, None)
     events = pl.DataFrame({"row": [0], "ns": [10**9], "call": [0]})
     remedies = retyped(RankWork(events, calls, speeds), calls, "bf16")
     assert remedies.select("low_ns", "likely_ns", "high_ns").row(0) == (
@@ -410,10 +404,7 @@ def calls(count, *, flop, ns=100):
     ],
 )
 def test_four_calls_at_a_peak_of_ten_flop_per_ns_measure_a_share(of, share):
-    assert measured_peak_share(of, 10.0) == (None if share is None else pytest.approx(share))
-
-
-USUAL = (0.55, 0.75, 0.9)
+    assert measured_share(of, 10.0) == (None if share is None else pytest.approx(share))
 
 
 @pytest.mark.parametrize(
@@ -421,18 +412,20 @@ USUAL = (0.55, 0.75, 0.9)
     [
         (0.7, 4, 1 << 26, "elementwise", (0.7, 0.7, 0.75)),
         (0.7, 4, 1 << 26, "norm", (0.7, 0.7, 0.75)),
-        (0.7, 3, 1 << 26, "norm", USUAL),
-        (0.7, 4, (1 << 26) - 1, "norm", USUAL),
-        (0.7, 4, 1 << 26, "product", USUAL),
-        (1.1, 4, 1 << 26, "norm", USUAL),  # from a cache
+        (0.7, 3, 1 << 26, "norm", None),
+        (0.7, 4, (1 << 26) - 1, "norm", None),
+        (0.7, 4, 1 << 26, "product", None),
+        (1.1, 4, 1 << 26, "norm", None),  # from a cache
         (0.3, 4, 1 << 26, "norm", (0.4, 0.55, 0.75)),
         (0.98, 4, 1 << 26, "norm", (0.75, 0.9, 0.95)),
     ],
 )
 def test_four_kernels_of_64_mb_measure_the_memory(share, count, size, kind, measured):
     work = pl.DataFrame({"kind": [kind] * count, "bytes": size, "ns": round(size / share / 1000)})
-    assert measured_bandwidth_share(work, 1000.0) == pytest.approx(measured, abs=1e-3)
+    assert measured_bandwidth_share(work, 1000.0) == (
+        None if measured is None else pytest.approx(measured, abs=1e-3)
+    )
 
 
-def test_a_memory_of_unknown_speed_reaches_what_is_usual():
-    assert measured_bandwidth_share(pl.DataFrame(), None) == USUAL
+def test_a_memory_of_unknown_speed_is_not_measured():
+    assert measured_bandwidth_share(pl.DataFrame(), None) is None

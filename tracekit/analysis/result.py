@@ -35,7 +35,7 @@ from tracekit.documents.findings import Place
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
 from tracekit.graph.change import parse_change
-from tracekit.metrics.alternatives import Alternative
+from tracekit.metrics.alternatives.own import NO_OWN_ADVICE, OwnAdvice
 from tracekit.metrics.step_time import summarize_steps, with_free_step
 from tracekit.parsers.rank_numbers import unknown_rank_error
 from tracekit.schema import Source, has_stacks
@@ -304,8 +304,8 @@ class Analysis(BaseAnalysis):
     """Roles, weight updates and iterations of a run whose ranks have several processes."""
     read_lines: LineReader | None = None
     """Reads the lines of the program at a rank's places, from stacks that were not read with its events."""
-    advice: tuple[Alternative, ...] = ()
-    """Entries that the caller, or an installed package, added to the catalogue of alternatives."""
+    advice: OwnAdvice = NO_OWN_ADVICE
+    """What the caller, or an installed package, added to the catalogue of alternatives and its prices."""
     rooms: ClassVar[Rooms] = Rooms()
     """What the side rooms add to what is found and shown: nothing to the core alone, their own in ``results``."""
     document: AnalysisDocument | None = None

@@ -62,7 +62,7 @@ def find_kinds(analysis: Analysis) -> tuple[FindingKind, ...]:
     """Return the findings of a run as what they are, in the order of their list."""
     context = Context(analysis)
     says_nothing_of_steps = context.step.is_start_up_alone or context.captured_launches > 0
-    own = map(kind_of_alternative, analysis.advice)
+    own = map(kind_of_alternative, analysis.advice.entries)
     finders: tuple[Finder, ...] = (*CORE_FINDERS, *analysis.rooms.finders, *own)
     for finder in finders:
         is_of_steps = not finder.independent_of_steps

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.text import short_ms
+from tracekit._util.text import join_with_and, short_ms
 from tracekit.documents.analysis import ChangedStep
 from tracekit.documents.findings import MAX_PLACES_PER_FINDING, Place
 from tracekit.findings.context import Context, places_of
@@ -25,6 +25,7 @@ from tracekit.graph.event_graph import EventGraph
 from tracekit.graph.remedies import select_remedies
 from tracekit.metrics.alternatives import ALTERNATIVES, Alternative
 from tracekit.metrics.alternatives.remedy import HOST_ALONE, SLOWER_OPERATORS
+from tracekit.metrics.attainable import USUAL, rates_of_gpu
 
 MIN_EXPLAINED_SHARE = 0.5
 """Share of an operator's time that has a remedy, above which its rate is no finding of its own."""
@@ -58,6 +59,8 @@ class ChangeOfWork(FindingKind, frozen=True, kw_only=True):
     further: str | None = None
     """Change that would save more of the same work."""
     further_ns: int | None = None
+    rates: str | None = None
+    """Whose rates its price rests on, where the run itself does not show them."""
 
     @classmethod
     def find(cls, context: Context) -> Iterator[FindingKind]:
@@ -97,6 +100,7 @@ class ChangeOfWork(FindingKind, frozen=True, kw_only=True):
             change_to=entry.change,
             further=None if most is None else most.change,
             further_ns=None if most is None else most.saves_ns,
+            rates=_rates_of(context) if entry.rests_on_rates else None,
             change=change,
             saves_ns=predicted.saves_ns,
             saves_range_ns=saves_range_ns,
@@ -182,6 +186,17 @@ def operators_with_remedy(context: Context, findings: Collection[FindingKind]) -
     by_op = times.group_by("op").agg(share=pl.col("explained_ns").sum() / pl.col("ns").sum())
     explained = by_op.filter(pl.col("share") > MIN_EXPLAINED_SHARE)["op"]
     return set(explained.drop_nulls().cast(pl.String))
+
+
+def _rates_of(context: Context) -> str:
+    """Return in words whose rates prices rest on, where the run itself does not show what its GPU reaches."""
+    if context.analysis.advice.rates is not None:
+        return "a table of one's own"
+    devices = [name for source in context.analysis.sources for name in source.devices]
+    names = {rates_of_gpu(device).name for device in devices} or {USUAL}
+    if USUAL in names:
+        return "usual shares of the vendor's peak"
+    return f"measured on {join_with_and(sorted(names))}"
 
 
 def _step_ns(predicted: ChangedStep) -> int:

@@ -1,4 +1,4 @@
-"""Speeds that a GPU reaches for products, attention and memory: measured in the run, else a usual share of the peak.
+"""Speeds that a GPU reaches: measured in the run, else by a user's table, the table of that GPU, or the usual shares.
 
 A share has a low, a likely and a high value; what a remedy would take follows with the same three.
 """
@@ -12,8 +12,16 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Floats
-from tracekit.metrics.attainable import ANY_TYPE, GpuRates, Share, usual_share
+from tracekit.metrics.attainable import (
+    ANY_TYPE,
+    WORKS,
+    GpuRates,
+    Share,
+    rates_of_gpu,
+    usual_rates,
+)
 from tracekit.metrics.kernel_limits import memory_gb_s
+from tracekit.metrics.padding import NARROW
 from tracekit.metrics.peaks import find_gpu, peak_tflop_s
 
 MIN_MEASURED_CALL_NS = 20_000
@@ -25,17 +33,6 @@ MIN_MEASURED_BYTES = 1 << 26
 MIN_KERNEL_NS = 2_000
 """Time that any kernel takes."""
 
-
-USUAL_PRODUCT_SHARE = usual_share("product")
-"""Share of the peak rate that large products reach: H200, H100, A100 and MI300 traces have 0.5 to 0.8."""
-USUAL_ATTENTION_SHARE = usual_share("attention")
-"""Share of the peak rate that fused attention reaches, a causal one counted by half. Head sizes of 64
-reach 0.28 to 0.38 on H200, those of 128 more."""
-USUAL_CONVOLUTION_SHARE = usual_share("convolution")
-"""Share of the peak rate that convolutions on tensor cores reach: those of few channels move more than
-they compute."""
-USUAL_BANDWIDTH_SHARE = usual_share("memory")
-"""Share of the memory's bandwidth that a fused elementwise kernel reaches."""
 MEASURED_SPREAD = 0.15
 """Half width of the range of a measured share, relative to it."""
 SLOWEST_RELATIVE = 0.2
@@ -49,24 +46,37 @@ class Speeds(msgspec.Struct, frozen=True):
     """FLOP per ns by type."""
     bandwidth: float | None
     """Bytes per ns of the memory; None if unknown."""
-    product_shares: Mapping[str, Share]
-    """Measured shares of the peak by type; types without products of their own are missing."""
-    bandwidth_share: Share
-    attention_share: Share
-    convolution_share: Share = USUAL_CONVOLUTION_SHARE
-    usual_product_shares: Mapping[str, Share] = {}
-    """Shares of a user's own table by type, for types that the run has no products of."""
+    measured: Mapping[tuple[str, str], Share] = {}
+    """Shares of the peak that this run itself shows, by work and type."""
+    tables: tuple[GpuRates, ...] = (usual_rates(),)
+    """Tables of what is reached otherwise: of each work and type the first that has it counts."""
 
-    def product_share(self, dtype: str) -> Share:
-        """Return the share of the peak that products of a type reach."""
-        own = self.usual_product_shares.get(dtype, USUAL_PRODUCT_SHARE)
-        return self.product_shares.get(dtype, own)
+    def share(self, work: str, dtype: str = ANY_TYPE) -> Share:
+        """Return the share of the peak, or of the memory's bandwidth, that work of a type reaches."""
+        measured = self.measured.get((work, dtype))
+        if measured is not None:
+            return measured
+        of_tables = (
+            table.share(work, dtype, peak=self._peak(table, work, dtype)) for table in self.tables
+        )
+        return next(share for share in of_tables if share is not None)
 
-    def memory_ns(self, moved_bytes: Floats) -> tuple[Floats, Floats, Floats] | None:
+    def _peak(self, table: GpuRates, work: str, dtype: str) -> float | None:
+        """Return the peak that a table's rate is a share of, in its unit; None if unknown."""
+        if "GB/s" in WORKS[work]:
+            return self.bandwidth
+        # Rates of all types are those of 16 bits.
+        types = (dtype,) if (work, dtype) in table.rates and dtype != ANY_TYPE else NARROW
+        peaks = [self.peaks[each] / 1e3 for each in types if each in self.peaks]
+        return max(peaks, default=None)
+
+    def memory_ns(
+        self, moved_bytes: Floats, work: str = "memory"
+    ) -> tuple[Floats, Floats, Floats] | None:
         """Return the least, likely and longest time of bytes; None if the bandwidth is unknown."""
         if self.bandwidth is None:
             return None
-        share = self.bandwidth_share
+        share = self.share(work)
         full_ns = moved_bytes / self.bandwidth
         return full_ns / share.high, full_ns / share.likely, full_ns / share.low
 
@@ -101,49 +111,22 @@ def measure_speeds(
         peaks = {**{t: most * 1e3 for t, most in rates.most("product").items()}, **peaks}
         bandwidth = bandwidth or rates.most("memory").get(ANY_TYPE)
     long_calls = calls.filter(pl.col("ns") >= MIN_MEASURED_CALL_NS).drop_nulls(["flop", "dtype"])
-    shares: dict[str, Share] = {}
+    measured: dict[tuple[str, str], Share] = {}
     for dtype, peak in peaks.items():
         products = long_calls.filter(
             (pl.col("kind") == "product") & (pl.col("dtype") == dtype) & pl.col("padding").is_null()
         )
-        share = measured_peak_share(products, peak)
+        share = measured_share(products, peak)
         if share is not None:
-            shares[dtype] = share
-    speeds = Speeds(
-        peaks,
-        bandwidth,
-        shares,
-        measured_bandwidth_share(work, bandwidth),
-        USUAL_ATTENTION_SHARE,
-    )
-    return speeds if rates is None else _with_own_rates(speeds, rates)
+            measured["product", dtype] = share
+    of_memory = measured_bandwidth_share(work, bandwidth)
+    if of_memory is not None:
+        measured["memory", ANY_TYPE] = of_memory
+    tables = (rates_of_gpu(device), usual_rates())
+    return Speeds(peaks, bandwidth, measured, tables if rates is None else (rates, *tables))
 
 
-def _with_own_rates(speeds: Speeds, rates: GpuRates) -> Speeds:
-    """Return speeds with the shares of a user's table, where the run did not measure them itself."""
-    narrow_peak = max(
-        (speeds.peaks[dtype] for dtype in ("bf16", "fp16") if dtype in speeds.peaks), default=0.0
-    )
-    attention = rates.share("attention", peak=narrow_peak / 1e3 or None)
-    convolution = rates.share("convolution", peak=narrow_peak / 1e3 or None)
-    memory = rates.share("memory", peak=speeds.bandwidth)
-    of_products = {
-        dtype: rates.share("product", dtype, peak=peak / 1e3)
-        for dtype, peak in speeds.peaks.items()
-    }
-    is_measured = speeds.bandwidth_share != USUAL_BANDWIDTH_SHARE
-    return msgspec.structs.replace(
-        speeds,
-        bandwidth_share=speeds.bandwidth_share if is_measured else memory or USUAL_BANDWIDTH_SHARE,
-        attention_share=attention or USUAL_ATTENTION_SHARE,
-        convolution_share=convolution or USUAL_CONVOLUTION_SHARE,
-        usual_product_shares={
-            dtype: share for dtype, share in of_products.items() if share is not None
-        },
-    )
-
-
-def measured_peak_share(calls: pl.DataFrame, peak: float) -> Share | None:
+def measured_share(calls: pl.DataFrame, peak: float) -> Share | None:
     """Return the share of the peak that calls reach together; None if they are few or their type is wrong."""
     if calls.height < MIN_MEASURED_CALLS:
         return None
@@ -154,19 +137,21 @@ def measured_peak_share(calls: pl.DataFrame, peak: float) -> Share | None:
     return Share(share - spread, share, min(share + spread, 1.0))
 
 
-def measured_bandwidth_share(work: pl.DataFrame, bandwidth: float | None) -> Share:
-    """Return the share of the bandwidth that large elementwise kernels reach."""
+def measured_bandwidth_share(work: pl.DataFrame, bandwidth: float | None) -> Share | None:
+    """Return the share of the bandwidth that large elementwise kernels reach; None if they are few."""
     if bandwidth is None:
-        return USUAL_BANDWIDTH_SHARE
+        return None
     is_large = pl.col("bytes") >= MIN_MEASURED_BYTES
     moves_memory = pl.col("kind").is_in(["elementwise", "norm"])
     large = work.select("kind", "bytes", "ns").filter(is_large & moves_memory)
     shares = (large["bytes"] / bandwidth / large["ns"].clip(lower_bound=1)).to_numpy()
     shares = shares[shares <= 1]
     if len(shares) < MIN_MEASURED_CALLS:
-        return USUAL_BANDWIDTH_SHARE
+        return None
     low, likely, high = np.quantile(shares, [0.25, 0.5, 0.75])
-    usual = USUAL_BANDWIDTH_SHARE
+    usual = usual_rates().share("memory")
+    if usual is None:
+        return None
     return Share(
         float(np.clip(low, 0.4, usual.likely)),
         float(np.clip(likely, usual.low, usual.high)),

@@ -193,7 +193,7 @@ def analyze(
         named=roles_named_by_caller,
         read_lines=not stacks,
     )
-    return AnalysisResult.of(replace(run, advice=own_advice.entries))
+    return AnalysisResult.of(replace(run, advice=own_advice))
 
 
 def _check_options(

@@ -32,8 +32,6 @@ MIN_QUERIES = 32
 """Rows of the scores from which a fused kernel is faster; single queries of a decoder are another matter."""
 MAX_HEAD_SIZE = 256
 """Largest head that fused kernels take."""
-FULL_ATTENTION_SHARE = Share(0.3, 0.45, 0.65)
-"""Share of the peak rate that fused attention reaches without a mask."""
 DROPOUT_FACTOR = 0.5
 """Rate of fused attention with dropout over that without: it draws a number for every score."""
 EFFICIENT_FACTORS = Share(0.35, 0.45, 0.75)
@@ -69,6 +67,7 @@ class FusedAttention(Alternative, frozen=True, kw_only=True):
     change = "fused attention"
     rests_on = "attention is one kernel, forward and backward"
     code = "attention"
+    rests_on_rates = True
     title = "attention"
     says = (
         "attention runs in separate kernels: {kernels_per_step} kernels and copies {per_step} read or write a "
@@ -194,7 +193,8 @@ def fuse_attention(rank: RankWork, scores: Scores, members: pl.DataFrame) -> Ite
     if bool(members["op"].str.contains("dropout|bernoulli").any()):
         peak *= DROPOUT_FACTOR
     is_causal = scores.queries == scores.keys and bool(members["is_masked"].any())
-    share = rank.speeds.attention_share if is_causal else FULL_ATTENTION_SHARE
+    full_share = rank.speeds.share("full_attention")
+    share = rank.speeds.share("attention") if is_causal else full_share
     product_flop = 2 * scores.elements * head_size
     is_backward = pl.col("node").is_not_null() | (pl.col("pass") == "backward").fill_null(False)
     is_softmax = pl.col("kind") == "softmax"
@@ -210,7 +210,7 @@ def fuse_attention(rank: RankWork, scores: Scores, members: pl.DataFrame) -> Ite
             group=pl.lit(0),
             low_ns=pl.lit(likely_flop / peak / share.high),
             likely_ns=pl.lit(likely_flop / peak / share.likely),
-            high_ns=pl.lit(flop / peak / FULL_ATTENTION_SHARE.low),
+            high_ns=pl.lit(flop / peak / full_share.low),
         )
         what = "math" if bool(of_pass["chain"].str.contains("attention_math").any()) else "written"
         remedies = new_durations(priced, FusedAttention.change, what=what)
@@ -287,6 +287,7 @@ class CausalKernel(Alternative, frozen=True, kw_only=True):
     rests_on = "masks of attention are causal, and its kernel skips what they leave out"
     code = "attention"
     case = "mask"
+    rests_on_rates = True
     title = "attention"
     says = "attention takes a dense mask, which keeps it from its causal kernel: {work}"
     advises = (
@@ -310,7 +311,7 @@ class CausalKernel(Alternative, frozen=True, kw_only=True):
                 continue
             # What remains is half of the scores, at the rate of causal attention.
             at_peak_ns = call_flop / 2 / peak * site["calls"]
-            share = rank.speeds.attention_share
+            share = rank.speeds.share("attention")
             likely_ns = max(at_peak_ns / share.likely, MIN_KERNEL_NS * site["calls"])
             if likely_ns < MAX_TIME_SHARE * site["ns"]:
                 prices[site["site"]] = SitePrice(

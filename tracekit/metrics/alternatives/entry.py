@@ -105,6 +105,8 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     further: ClassVar[tuple[str, ...]] = ()
     """Changes that save more of the same work: the first that can be made is named in its advice, and no advice
     of its own."""
+    rests_on_rates: ClassVar[bool] = False
+    """Whether its prices rest on what the GPU reaches (``speeds.Speeds.share``)."""
     is_bound: ClassVar[bool] = False
     """Whether it may as well save nothing, or at most what is predicted."""
     label_of_kernels: ClassVar[str | None] = None

@@ -60,6 +60,7 @@ class Fused(Alternative, frozen=True, kw_only=True):
         "fuse elementwise": "neighbouring elementwise kernels are one",
     }
     code = "unfused"
+    rests_on_rates = True
     title = "kernels that only move memory"
     says = "{kernels} only move memory, each reading what the last one wrote ({what}; {work})"
     advises = "fuse them: {switch}"
@@ -88,6 +89,7 @@ class FusedLoss(Alternative, frozen=True, kw_only=True):
     rests_on = "the loss reads its logits in 16 bits, and few times"
     code = "unfused"
     case = "loss"
+    rests_on_rates = True
     title = "kernels that only move memory"
     says = "the loss reads and writes its logits over the whole vocabulary in {kernels_per_step} kernels ({work})"
     advises = "fuse it: {switch}"

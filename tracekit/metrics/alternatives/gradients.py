@@ -131,7 +131,7 @@ def _unused_sizes(rank: RankWork, gradients: pl.DataFrame) -> set[Size]:
     is_adam = updates["op"].str.contains("adam").any()
     per_element = USUAL_BYTES_OF_UPDATE["adam" if is_adam else "sgd"]
     for size in sorted(counts, key=lambda size: count_elements(list(size)), reverse=True):
-        if left * per_element <= moved * rank.speeds.bandwidth_share.likely:
+        if left * per_element <= moved * rank.speeds.share("memory").likely:
             break
         unused.add(size)
         left -= count_elements(list(size)) * counts[size] / parts

@@ -31,8 +31,8 @@ MIXED_STRIDES_KERNEL = r"at::native::elementwise_kernel<"
 """Elementwise kernels of inputs whose strides differ; those of one layout are vectorized."""
 BATCH_NORM_PASSES = {False: 3, True: 5}
 """Times that a batch norm reads or writes its input, forward and backward."""
-BATCH_NORM_SHARE = Share(0.3, 0.45, 0.65)
-"""Share of the memory's bandwidth that batch norms reach where channels are last."""
+TYPES_BY_WIDTH = {4: "fp32", 2: "bf16"}
+"""Types of images by the bytes of an element."""
 
 
 class SlowerOperators(msgspec.Struct, frozen=True):
@@ -81,6 +81,7 @@ class ChannelsLast(Alternative, frozen=True, kw_only=True):
     change = "channels last"
     rests_on = "images have their channels last, from the first layer to the last"
     code = "layout"
+    rests_on_rates = True
     title = "layout of images"
     says = "images have their channels first: conversions around convolutions and batch norms take {work_ns}"
     advises = "put channels last: {switch}"
@@ -110,17 +111,19 @@ class ChannelsLast(Alternative, frozen=True, kw_only=True):
         bandwidth = rank.speeds.bandwidth
         if norms.is_empty() or bandwidth is None:
             return
-        calls = norms.with_columns(group="call").drop_nulls(["elements", "width"])
         passes = (
             pl.when("is_backward").then(BATCH_NORM_PASSES[True]).otherwise(BATCH_NORM_PASSES[False])
         )
         full_ns = pl.col("elements") * pl.col("width") * passes / bandwidth
-        priced = calls.with_columns(
-            low_ns=full_ns / BATCH_NORM_SHARE.high,
-            likely_ns=full_ns / BATCH_NORM_SHARE.likely,
-            high_ns=full_ns / BATCH_NORM_SHARE.low,
-        )
-        yield new_durations(priced, self.change, what="norms")
+        for width, dtype in TYPES_BY_WIDTH.items():
+            share = rank.speeds.share("batch_norm", dtype)
+            priced = norms.filter(pl.col("width") == width).with_columns(
+                group="call",
+                low_ns=full_ns / share.high,
+                likely_ns=full_ns / share.likely,
+                high_ns=full_ns / share.low,
+            )
+            yield new_durations(priced, self.change, what="norms")
 
 
 class ChannelsFirst(Alternative, frozen=True, kw_only=True):
@@ -130,6 +133,7 @@ class ChannelsFirst(Alternative, frozen=True, kw_only=True):
     rests_on = "images have their channels first, and convolutions convert them for themselves"
     code = "layout"
     case = "group_norm"
+    rests_on_rates = True
     title = "layout of images"
     says = (
         "group norm is slow with channels last: it needs channels first, and copies there and back take part in "

@@ -37,6 +37,7 @@ class FusedOptimizer(Alternative, frozen=True, kw_only=True):
     change = "fused optimizer"
     rests_on = "the optimizer updates all parameters in a few kernels"
     code = "optimizer"
+    rests_on_rates = True
     title = "optimizer"
     label_of_kernels = "optimizer"
     training_only = True
@@ -78,9 +79,8 @@ class FusedOptimizer(Alternative, frozen=True, kw_only=True):
         if loop.is_empty() or rank.speeds.bandwidth is None:
             return
         parameters = _moved_by_update(loop)
-        yield from _in_few_kernels(
-            rank, loop.join(parameters, on="part", how="inner"), self.change, what="loop"
-        )
+        loop = loop.join(parameters, on="part", how="inner")
+        yield from _in_few_kernels(rank, loop, self.change, what="loop", work="optimizer")
 
 
 def _moved_by_update(loop: pl.DataFrame) -> pl.DataFrame:
@@ -117,6 +117,7 @@ class ClippedTogether(Alternative, frozen=True, kw_only=True):
     rests_on = "gradients are clipped in a few kernels"
     code = "optimizer"
     case = "clipping"
+    rests_on_rates = True
     title = "optimizer"
     label_of_kernels = "optimizer"
     training_only = True
@@ -165,11 +166,11 @@ def find_clipping(rank: RankWork) -> pl.DataFrame:
 
 
 def _in_few_kernels(
-    rank: RankWork, loop: pl.DataFrame, change: str, *, what: str
+    rank: RankWork, loop: pl.DataFrame, change: str, *, what: str, work: str = "memory"
 ) -> Iterator[pl.DataFrame]:
     """Yield the remedies of a loop over tensors that a few kernels replace, which move ``moved`` bytes a step."""
     priced = loop.sort("row")
-    durations = rank.speeds.memory_ns(priced["moved"].to_numpy().astype(np.float64))
+    durations = rank.speeds.memory_ns(priced["moved"].to_numpy().astype(np.float64), work)
     if priced.is_empty() or durations is None:
         return
     # Without sizes only the launches are known to go.

@@ -71,6 +71,7 @@ class TensorCores(Alternative, frozen=True, kw_only=True):
     rests_on = "products of float32 run on tensor cores in TF32"
     code = "precision"
     case = "tf32"
+    rests_on_rates = True
     title = "precision"
     says = "matrix products in float32 run without tensor cores: {work}"
     advises = "let them use TF32, slightly less precise ({switch})"
@@ -101,6 +102,7 @@ class _SixteenBits(Alternative, frozen=True, kw_only=True):
 
     code = "precision"
     case = "narrow"
+    rests_on_rates = True
     title = "precision"
     says = "matrix products and attention run in float32: {work}"
     topic = "narrow"
@@ -200,10 +202,10 @@ def retyped(rank: RankWork, calls: pl.DataFrame, dtype: str) -> pl.DataFrame:
     no_memory_ns = np.zeros(len(ns))
     memory_ns = speeds.memory_ns(np.array(moved)) or (no_memory_ns, no_memory_ns, no_memory_ns)
     peak = speeds.peaks[dtype]
-    share = speeds.product_share(dtype)
-    attention = speeds.attention_share
+    share = speeds.share("product", dtype)
+    attention = speeds.share("attention")
     new_ns = []
-    of_convolutions = speeds.convolution_share
+    of_convolutions = speeds.share("convolution", dtype)
     for of_products, of_attention, of_convolution, of_memory in (
         (share.high, attention.high, of_convolutions.high, memory_ns[0]),
         (share.likely, attention.likely, of_convolutions.likely, memory_ns[1]),
@@ -473,6 +475,7 @@ class PaddedSizes(Alternative, frozen=True, kw_only=True):
     rests_on = "sizes of products are multiples of 64"
     code = "slow_kernel"
     case = "padding"
+    rests_on_rates = True
     title = "slow kernels"
     section = "rates"
     is_about_operator = True
@@ -486,7 +489,7 @@ class PaddedSizes(Alternative, frozen=True, kw_only=True):
             peak = rank.speeds.peaks.get(dtype)
             if peak is None:
                 continue
-            reached: Share = rank.speeds.product_share(dtype)
+            reached: Share = rank.speeds.share("product", dtype)
             at_peak_ns = pl.col("flop") * pl.col("padding") / peak
             priced = odd.filter(pl.col("dtype") == dtype).select(
                 "call",

@@ -58,6 +58,7 @@ class SparseTable(Alternative, frozen=True, kw_only=True):
     rests_on = "tables of which few rows are used have sparse gradients and an optimizer for these"
     code = "sparse_table"
     case = ""
+    rests_on_rates = True
     title = "tables of embeddings"
     training_only = True
     says = (

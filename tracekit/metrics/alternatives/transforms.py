@@ -52,7 +52,7 @@ class AwkwardLength(Alternative, frozen=True, kw_only=True):
             events = rank.events.filter(pl.col("site") == site["site"])
             moved = count_elements(Inputs.of(site).size(0)) * COMPLEX_BYTES * len(lengths)
             names = dict(zip(("low_ns", "likely_ns", "high_ns"), TRANSFORM_PASSES, strict=True))
-            usual = rank.speeds.bandwidth_share.likely
+            usual = rank.speeds.share("memory").likely
             columns = {
                 name: pl.lit(max(moved * passes / bandwidth / usual, float(MIN_KERNEL_NS)))
                 for name, passes in names.items()

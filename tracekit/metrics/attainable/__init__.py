@@ -1,15 +1,16 @@
-"""Rates that work reaches on a GPU, by kind and type: the usual ones of the package, and a user's own table.
+"""Rates that work reaches on a GPU, by kind and type: a user's own table, those measured on some GPUs, usual ones.
 
-A table is CSV: ``work`` (product, attention, convolution, memory), ``type`` (bf16, tf32, …; ``*``: all), ``unit``
-(``share`` of the vendor's peak, ``TFLOP/s`` or ``GB/s``), and the least, the likely and the most that is reached.
-``benchmarks/atlas.py`` measures one.
+A table is CSV: ``work`` (one of ``WORKS``), ``type`` (bf16, tf32, …; ``*``: all), ``unit`` (``share`` of the
+vendor's peak, ``TFLOP/s`` or ``GB/s``), and the least, the likely and the most that is reached.
+``benchmarks/atlas.py`` measures one. A table that this package has is named after its GPU.
 """
 
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +24,19 @@ WORKS = {
     "product": ("share", "TFLOP/s"),
     "attention": ("share", "TFLOP/s"),
     "convolution": ("share", "TFLOP/s"),
+    "full_attention": ("share", "TFLOP/s"),
     "memory": ("share", "GB/s"),
+    "batch_norm": ("share", "GB/s"),
+    "optimizer": ("share", "GB/s"),
 }
-"""Kinds of work, and the units of their rates."""
-USUAL_TABLE = Path(__file__).with_name("attainable.csv")
+"""Kinds of work, and the units of their rates: matrix products; attention in one kernel, behind a causal mask (its
+FLOP are counted by half) and of all pairs of tokens; convolutions; elementwise kernels; batch norms with channels
+last, forward and backward; fused optimizers."""
+_TABLES = Path(__file__).parent
+USUAL = "usual"
+"""Name of the table of usual shares, of GPUs that have none of their own."""
+OWN = "own"
+"""Name of a user's table."""
 
 
 class Share(NamedTuple):
@@ -48,6 +58,8 @@ class GpuRates(msgspec.Struct, frozen=True):
     """Rates by work and type."""
 
     rates: Mapping[tuple[str, str], ReachedRate]
+    name: str = OWN
+    """GPU that it was measured on, ``OWN`` or ``USUAL``."""
 
     def share(self, work: str, dtype: str = ANY_TYPE, *, peak: float | None = None) -> Share | None:
         """Return the share of a peak that work of a type reaches; None if the table does not say.
@@ -126,23 +138,28 @@ def _read_row(row: list[str]) -> tuple[str, str, ReachedRate]:
     return work, dtype, ReachedRate(unit, reached)
 
 
-@lru_cache(maxsize=1)
+@cache
+def _shipped_tables() -> Mapping[str, GpuRates]:
+    """Return the tables of this package by their names."""
+    tables = [(path.stem, read_gpu_rates(path)) for path in sorted(_TABLES.glob("*.csv"))]
+    return {name: GpuRates(table.rates, name) for name, table in tables}
+
+
 def usual_rates() -> GpuRates:
-    """Return the usual rates, which the package brings.
+    """Return the usual rates.
 
     >>> usual_rates().share("product")
     Share(low=0.5, likely=0.65, high=0.8)
     """
-    return read_gpu_rates(USUAL_TABLE)
+    return _shipped_tables()[USUAL]
 
 
-def usual_share(work: str) -> Share:
-    """Return the usual share of the peak that work reaches.
+def rates_of_gpu(device: str | None) -> GpuRates:
+    """Return the rates that were measured on a GPU; the usual ones if none were.
 
-    >>> usual_share("memory").likely
-    0.75
+    >>> rates_of_gpu("NVIDIA H200").name, rates_of_gpu("NVIDIA GH200 480GB").name, rates_of_gpu(None).name
+    ('H200', 'usual', 'usual')
     """
-    share = usual_rates().share(work)
-    if share is None:
-        raise ValueError(f"{USUAL_TABLE} has no rate of {work}")
-    return share
+    tables = _shipped_tables()
+    names = re.findall(r"\w+", device or "")
+    return next((tables[name] for name in names if name in tables), tables[USUAL])
