@@ -22,7 +22,7 @@ from tracekit.findings.kind import FindingKind
 from tracekit.findings.phrases import or_unknown, switch
 from tracekit.graph.change import Remedied
 from tracekit.graph.event_graph import EventGraph
-from tracekit.graph.remedies import select_remedies
+from tracekit.graph.remedies import REMEDY_CHANGES, select_remedies
 from tracekit.metrics.alternatives import ALTERNATIVES, Alternative
 from tracekit.metrics.alternatives.remedy import HOST_ALONE, SLOWER_OPERATORS
 from tracekit.metrics.attainable import USUAL, rates_of_gpu
@@ -71,7 +71,8 @@ class ChangeOfWork(FindingKind, frozen=True, kw_only=True):
         found = [finding.entry for finding in context.found if isinstance(finding, ChangeOfWork)]
         if any(entry.change in other.further for other in found):
             return
-        change = Remedied(entry.change, entry.rests_on)
+        is_known = entry.change in REMEDY_CHANGES
+        change = Remedied(entry.change, None if is_known else entry.rests_on)
         predicted = context.predict(change)
         if predicted is None or (predicted.saves_ns or 0) < entry.min_saved_share * _step_ns(
             predicted
