@@ -11,7 +11,7 @@ import pytest
 from tracekit import analyze
 from tracekit.errors import OptionError
 from tracekit.findings.kernels import MAX_KERNELS, kind_of_product, product_sizes, reason_of
-from tracekit.metrics.rates import flop
+from tracekit.metrics.flop import flop
 
 BF16 = "c10::BFloat16"
 SQUARE_NS = 2 * 4096**3 / 989.4e3

@@ -60,7 +60,7 @@ def products(dtype, name, *, count=8, ns=1_000_000, shapes=((4096, 4096), (4096,
 def test_products_of_float32_without_tensor_cores_take_their_flop_at_the_rate_of_tf32(
     findings_of,
 ):
-    """137 GFLOP at 60 % of 494.7 TFLOP/s, as measured on an H200, are 0.46 ms; a product of 3 ms reaches 68 % of FP32's peak."""
+    """137 GFLOP at 60 % of 494.7 TFLOP/s are 0.46 ms; a product of 3 ms reaches 68 % of FP32's peak."""
     finding = findings_of(products("float", SIMT, ns=3_000_000), period=30.0)["precision"]
     assert (finding.case, finding.change) == ("tf32", "tf32")
     assert finding.saves_ns == pytest.approx(8 * (3_000_000 - 463_000), rel=0.02)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tracekit.metrics.rates import (
+from tracekit.metrics.flop import (
     attention_flop,
     convolution_backward_flop,
     flop,
@@ -13,8 +13,8 @@ from tracekit.metrics.rates import (
     grouped_product_flop,
     most_convolution_output,
     product_flop,
-    products,
 )
+from tracekit.metrics.rates import products
 from tracekit.schema import LABELLED, conform
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracekit.metrics.rates import convolution_outputs, flop
+from tracekit.metrics.flop import convolution_outputs, flop
 
 CASES = {
     "mm": ("aten::mm", "[[2,3],[3,5]]", 2 * 2 * 3 * 5),

@@ -19,14 +19,14 @@ from tracekit.findings.kind import FindingKind
 from tracekit.findings.phrases import in_module
 from tracekit.findings.remedies import operators_with_remedy
 from tracekit.metrics.event_work import PATTERNS
-from tracekit.metrics.kernel_limits import experts_bytes, memory_gb_s, product_bytes
-from tracekit.metrics.peaks import peak_tflop_s
-from tracekit.metrics.rates import (
+from tracekit.metrics.flop import (
     CONVOLUTION_BACKWARD,
     CONVOLUTIONS,
     fused_experts,
     most_convolution_output,
 )
+from tracekit.metrics.kernel_limits import experts_bytes, memory_gb_s, product_bytes
+from tracekit.metrics.peaks import peak_tflop_s
 
 MAX_KERNELS = 10
 """Operators with equal sizes that are looked at, those with most time to gain."""

@@ -10,10 +10,11 @@ True
 
 from tracekit.documents.analysis import Bubble, Budget
 from tracekit.metrics.budget import budgets, phases
+from tracekit.metrics.flop import flop
 from tracekit.metrics.label_intervals import Lanes, weak_ns
 from tracekit.metrics.overlap import hidden, label_times
 from tracekit.metrics.peaks import Gpu, find_gpu, peak_tflop_s
-from tracekit.metrics.rates import ProductTotals, flop, products
+from tracekit.metrics.rates import ProductTotals, products
 
 __all__ = [
     "Bubble",

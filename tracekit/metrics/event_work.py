@@ -13,18 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import group_rows
 from tracekit._util.categories import CategoryColumns
 from tracekit._util.shapes import is_shape, parse_list
 from tracekit.metrics.kernel_limits import ELEMENT_BYTES, MIN_LIST_ELEMENT_BYTES
-from tracekit.metrics.rates import (
-    convolution_outputs,
-    convolutions_of,
-    flop,
-    product_types,
-)
+from tracekit.metrics.sites import RankSites, find_sites
 
 PATTERNS: dict[str, str] = tomllib.loads(
     Path(__file__).with_name("operators.toml").read_text(encoding="utf-8")
@@ -75,8 +71,15 @@ class _Tensors(msgspec.Struct, frozen=True):
     is_masked: bool = False
 
 
-def describe_work(labelled: pl.DataFrame, *, texts: CategoryColumns | None = None) -> pl.DataFrame:
-    """Return ``WORK`` of a rank's labelled GPU events; *texts* are their text columns, if they were converted already.
+def describe_work(
+    labelled: pl.DataFrame, *, texts: CategoryColumns | None = None, sites: RankSites | None = None
+) -> pl.DataFrame:
+    """Return ``WORK`` of a rank's labelled GPU events.
+
+    Args:
+        labelled: The events.
+        texts: Their text columns, if they were converted already.
+        sites: Their sites, if they were found already.
 
     >>> from tracekit.schema import LABELLED, conform
     >>> event = {"kind": "kernel", "name": "k", "op": "aten::mul", "op_id": 1,
@@ -85,38 +88,28 @@ def describe_work(labelled: pl.DataFrame, *, texts: CategoryColumns | None = Non
     ('elementwise', 32, 384)
     """
     texts = texts or CategoryColumns(labelled)
-    is_product, dtype = product_types(labelled, texts)
-    columns = {name: texts[name] for name in ("kind", "op", "name", "shapes", "dtypes")}
-    columns["dtype"] = dtype
-    alike, first_rows = group_rows(is_product, *(column.codes for column in columns.values()))
-    distinct = pl.DataFrame(
-        [column.take(first_rows).series(name, pl.String()) for name, column in columns.items()]
+    sites = sites or find_sites(labelled, texts)
+    if labelled.is_empty():
+        return WORK.to_frame()
+    kind_and_name = [texts["kind"], texts["name"]]
+    site = sites.of_event.to_numpy().astype(np.int64)
+    alike, first_rows = group_rows(site, *(column.codes for column in kind_and_name))
+    columns = ("op", "shapes", "dtypes", "dtype", "is_product", "flop")
+    distinct = sites.sites.select(columns)[site[first_rows]].with_columns(
+        event_kind=texts["kind"].take(first_rows).series("event_kind", pl.String()),
+        name=texts["name"].take(first_rows).series("name", pl.String()),
     )
-    distinct = distinct.rename({"kind": "event_kind"}).with_columns(
-        product=pl.Series(is_product[first_rows])
-    )
-    outputs = convolution_outputs(*convolutions_of(labelled))
     tensors: dict[tuple[str | None, str | None], _Tensors] = {}
     rows = []
     for group in distinct.iter_rows(named=True):
         sizes_and_types = (group["shapes"], group["dtypes"])
         if sizes_and_types not in tensors:
             tensors[sizes_and_types] = read_tensors(*sizes_and_types)
-        kind = _kind(group)
-        call_flop = None
-        if kind in ("product", "convolution", FUSED_ATTENTION) and group["shapes"] and group["op"]:
-            call_flop = flop(group["op"], group["shapes"], outputs=outputs)
-        rows.append(
-            {
-                **group,
-                **msgspec.structs.asdict(tensors[sizes_and_types]),
-                "kind": kind,
-                "flop": call_flop,
-            }
-        )
-    if not rows:
-        return WORK.to_frame()
-    described = pl.DataFrame(rows, infer_schema_length=None).cast(
+        figures = msgspec.structs.asdict(tensors[sizes_and_types])
+        rows.append({**group, **figures, "kind": _kind(group)})
+    described = pl.DataFrame(rows, infer_schema_length=None)
+    multiplies = pl.col("kind").is_in(["product", "convolution", FUSED_ATTENTION])
+    described = described.with_columns(flop=pl.when(multiplies).then("flop")).cast(
         {name: dtype for name, dtype in WORK.items() if name != "row"}
     )
     row = pl.int_range(pl.len(), dtype=pl.Int32).alias("row")
@@ -131,7 +124,7 @@ def _kind(group: dict[str, Any]) -> str | None:
     if group["event_kind"] == "memcpy":
         is_on_device = re.search("(?i)DtoD|DeviceToDevice", name) is not None
         return "elementwise" if is_on_device and op.startswith("aten::") else None
-    if is_kernel and group["product"]:
+    if is_kernel and group["is_product"]:
         return _kind_of_product(op)
     kinds = [(kind, re.search(PATTERNS[kind], op)) for kind in MEMORY_KINDS]
     kinds += [

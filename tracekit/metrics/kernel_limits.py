@@ -17,8 +17,8 @@ from typing import Any
 import polars as pl
 
 from tracekit._util.shapes import is_shape, parse_list
+from tracekit.metrics.flop import CONVOLUTIONS, OUTPUT_FIRST, FusedExperts
 from tracekit.metrics.peaks import find_gpu
-from tracekit.metrics.rates import CONVOLUTIONS, OUTPUT_FIRST, FusedExperts
 
 _TABLES: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("kernel_limits.toml").read_text(encoding="utf-8")
@@ -78,24 +78,15 @@ def memory_gb_s(device: str | None, *, multiprocessors: int | None = None) -> fl
 
 
 def find_memory_bound(
-    labelled: pl.DataFrame, *, device: str | None = None, multiprocessors: int | None = None
+    sites: pl.DataFrame, *, device: str | None = None, multiprocessors: int | None = None
 ) -> pl.DataFrame:
-    """Return the operators of one rank that move memory (``MEMORY_BOUND``), from its labelled GPU events."""
-    is_kernel = pl.col("kind") == "kernel"
-    columns = ["op", "module", "shapes", "dtypes"]
-    named = labelled.lazy().select(
-        "kind",
-        "op_id",
-        "bytes",
-        pl.col("name", *columns),
-        ns=pl.col("end_ns") - pl.col("start_ns"),
-    )
+    """Return the operators of one rank that move memory (``MEMORY_BOUND``), from its ``metrics.sites.SITES``."""
+    columns = ("op", "module", "shapes", "dtypes")
+    is_known = (pl.col("kind") == "kernel") & pl.col("shapes").is_not_null()
     groups = (
-        named.filter(is_kernel & pl.col("shapes").is_not_null())
-        .group_by(columns)
-        .agg(pl.col("ns").sum(), calls=pl.col("op_id").n_unique().cast(pl.Int64))
-        .with_columns(pl.col(columns).cast(pl.String))
-        .collect()
+        sites.filter(is_known)
+        .group_by(columns, maintain_order=True)
+        .agg(pl.col("ns", "calls").sum())
     )
     rows: list[dict[str, Any]] = []
     for group in groups.iter_rows(named=True):
@@ -103,15 +94,16 @@ def find_memory_bound(
         moved = None if kind is None else moved_bytes(kind, group["shapes"], group["dtypes"] or "")
         if moved:
             rows.append({**group, "kind": kind, "bytes": moved * group["calls"]})
+    is_on_device = pl.col("kernel").str.contains("(?i)DtoD|DeviceToDevice")
     copies = (
-        named.filter(pl.col("kind") == "memcpy")
-        .filter(pl.col("name").cast(pl.String).str.contains("(?i)DtoD|DeviceToDevice"))
-        .select(pl.col("ns", "bytes").sum(), calls=pl.len())
-        .collect()
+        sites.filter((pl.col("kind") == "memcpy") & is_on_device)
+        .select(pl.col("ns").sum(), pl.col("copied_bytes", "launches").sum())
         .row(0, named=True)
     )
-    if copies["bytes"]:  # read and written
-        rows.append({**copies, "kind": "copy", "op": "Memcpy DtoD", "bytes": 2 * copies["bytes"]})
+    if copies["copied_bytes"]:  # read and written
+        moved = 2 * copies["copied_bytes"]
+        of_copies = {"ns": copies["ns"], "calls": copies["launches"], "bytes": moved}
+        rows.append({**of_copies, "kind": "copy", "op": "Memcpy DtoD"})
     table = (
         pl.DataFrame(rows, schema_overrides=MEMORY_BOUND, infer_schema_length=None)
         if rows

@@ -12,9 +12,9 @@ from tracekit._util.categories import CategoryColumns
 from tracekit.intervals import EMPTY, Intervals
 from tracekit.metrics.attainable import GpuRates
 from tracekit.metrics.event_work import FUSED_ATTENTION, PATTERNS, describe_work
+from tracekit.metrics.flop import CONVOLUTION_BACKWARD
 from tracekit.metrics.loops import LOOPS, loop_of_events
 from tracekit.metrics.padding import with_padding
-from tracekit.metrics.rates import CONVOLUTION_BACKWARD
 from tracekit.metrics.sites import SITES, RankSites, find_sites
 from tracekit.metrics.speeds import Speeds, measure_speeds
 
@@ -105,8 +105,8 @@ def describe_rank_work(
     texts = texts or CategoryColumns(labelled)
     loops = LOOPS.to_frame() if loops is None else loops
     operators = HOST_OPERATORS.to_frame() if operators is None else operators
-    work = describe_work(labelled, texts=texts)
     sites = sites or find_sites(labelled, texts)
+    work = describe_work(labelled, texts=texts, sites=sites)
     op_id = pl.col("op_id")
     events = work.with_columns(
         *(labelled[name].alias("copied_bytes" if name == "bytes" else name) for name in _COLUMNS),

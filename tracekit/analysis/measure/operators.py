@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from tracekit._util.shapes import is_shape, parse_list
-from tracekit.metrics.rates import DTYPE_NAMES
+from tracekit.metrics.product_kernels import DTYPE_NAMES
 
 OPERATOR_TIMES = pl.Schema(
     {

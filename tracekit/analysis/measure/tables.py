@@ -458,7 +458,8 @@ def _tables_of_gpu_events(
         find_host_activity(launching, frames_of_rank, gpu_events, idle_gaps)
     )
     inside_launch_ns = int(idle_gaps["inside_launch_ns"].sum())
-    rows = None if by is None else rank_rows(rank, gpu_events, by, lanes=lanes)
+    sites = find_sites(gpu_events, work.texts)
+    by_rows = None if by is None else rank_rows(rank, gpu_events, by, sites=sites, lanes=lanes)
     idle_causes = {cause: int(idle_gaps[f"{cause}_ns"].sum()) for cause in IDLE_CAUSES}
     all_lanes = lanes if other_steps is None else Lanes.of(other_steps)
     host_time, host_places, host_stretches = measure_host_time(
@@ -486,17 +487,16 @@ def _tables_of_gpu_events(
         by_step = _measures_of_parts(work, lanes, "part", recording)
 
     product_table, rates = products(
-        gpu_events, device=device, multiprocessors=rank.source.multiprocessors, texts=work.texts
+        gpu_events, device=device, multiprocessors=rank.source.multiprocessors, sites=sites
     )
     memory_bound = find_memory_bound(
-        gpu_events, device=device, multiprocessors=rank.source.multiprocessors
+        sites.sites, device=device, multiprocessors=rank.source.multiprocessors
     )
     stretches = find_stretches(gpu_events)
     rolls_out = ROLLOUT in stretches["phase"]
     decode_steps = find_decode_steps(rank.events if rolls_out else EVENTS.to_frame())
     longest_gaps = idle_gaps.drop("inside_launch_ns").top_k(MAX_GAPS_PER_RANK, by="ns")
     compute_ns = np.array([budget.compute_ns for budget in by_step.budgets], np.int64)
-    sites = find_sites(gpu_events, work.texts)
     graph_events = None
     host_work = None
     advice_notices: tuple[Notice, ...] = ()
@@ -548,7 +548,7 @@ def _tables_of_gpu_events(
         ),
         messages_issued=count_issued_messages(rank.events),
         gpu_number=_sole_gpu_number(gpu_events),
-        by=rows,
+        by=by_rows,
         graph_events=None if graph_events is None else TableInMemory(graph_events),
         graph_host_work=None if host_work is None else TableInMemory(host_work),
     )

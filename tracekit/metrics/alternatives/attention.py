@@ -14,8 +14,8 @@ from tracekit.metrics.alternatives.entry import Alternative, Sentences, SitePric
 from tracekit.metrics.alternatives.remedy import new_durations, without_events
 from tracekit.metrics.attainable import Share
 from tracekit.metrics.event_work import FUSED_ATTENTION, MEMORY_KINDS, PATTERNS
+from tracekit.metrics.flop import flop
 from tracekit.metrics.rank_work import RankWork
-from tracekit.metrics.rates import flop
 from tracekit.metrics.sites import Inputs, count_elements
 from tracekit.metrics.speeds import MIN_KERNEL_NS
 

@@ -96,10 +96,9 @@ class SparseTable(Alternative, frozen=True, kw_only=True):
 def _dense_tables(sites: pl.DataFrame, steps: int) -> list[_DenseTable]:
     """Return tables of which a step uses few rows."""
     used: dict[tuple[int, int], int] = {}
-    # Memsets of a call are a site of their own.
-    calls = sites.group_by("op", "shapes", "strides", "concrete", maintain_order=True).agg(
-        pl.col("calls").max()
-    )
+    # A call may launch memsets of a label of their own.
+    inputs = ("op", "shapes", "strides", "concrete", "module")
+    calls = sites.group_by(inputs, maintain_order=True).agg(pl.col("calls").max())
     for site in calls.iter_rows(named=True):
         inputs = Inputs.of(site)
         rows = inputs.value(ROWS_INPUT[site["op"]])

@@ -11,7 +11,8 @@ from tracekit.documents import coding
 from tracekit.documents.analysis import ByRow, ByTable
 from tracekit.errors import OptionError
 from tracekit.metrics.label_intervals import COMPUTE_SET, Lanes, attribute_time
-from tracekit.metrics.rates import MAX_UNCOUNTED_SHARE, describe_products, products
+from tracekit.metrics.rates import MAX_UNCOUNTED_SHARE, products
+from tracekit.metrics.sites import RankSites
 from tracekit.schema import (
     COMMUNICATION_LABELS,
     COPY_LABELS,
@@ -80,7 +81,12 @@ def check_kind(kind: str | None) -> None:
 
 
 def rank_rows(
-    rank: RankEvents, gpu_events: pl.DataFrame, kind: str, *, lanes: Lanes | None = None
+    rank: RankEvents,
+    gpu_events: pl.DataFrame,
+    kind: str,
+    *,
+    sites: RankSites,
+    lanes: Lanes | None = None,
 ) -> RankRows:
     """Return the rows of one rank.
 
@@ -88,10 +94,11 @@ def rank_rows(
         rank: Its events and source.
         gpu_events: Its labelled GPU events in the selected steps.
         kind: One of ``KINDS``.
+        sites: Sites of these.
         lanes: The lanes of *gpu_events*, if they are computed already.
 
     """
-    row_of_event, note = _FUNCTIONS[kind](rank.events, gpu_events)
+    row_of_event, note = _FUNCTIONS[kind](rank.events, gpu_events, sites)
     missing = [
         pl.lit(None, ROWS[name]).alias(name) for name in _PLACE if name not in row_of_event.columns
     ]
@@ -103,17 +110,19 @@ def rank_rows(
     keys = [name for name in ROWS if name not in ("count", "ns")]
     summed = table.group_by(keys, maintain_order=True).agg(pl.col("ns").sum(), count=pl.len())
     named = gpu_events.with_columns(row=row_of_event["name"], row_stage=row_of_event["stage"])
-    return RankRows(kind, conform(summed, ROWS), _rates(named, rank), note)
+    return RankRows(kind, conform(summed, ROWS), _rates(named, rank, sites), note)
 
 
-def _rates(named: pl.DataFrame, rank: RankEvents) -> pl.DataFrame:
+def _rates(named: pl.DataFrame, rank: RankEvents, sites: RankSites) -> pl.DataFrame:
     """Return ``RATES``.
 
     *named* are GPU events with the name (``row``) and stage (``row_stage``) of their row.
     """
     rows = named.with_columns(key=pl.struct("row", "row_stage").rank("dense").cast(pl.Int64))
     device = next(iter(rank.source.devices), None)
-    table, _ = products(rows, device=device, multiprocessors=rank.source.multiprocessors, key="key")
+    table, _ = products(
+        rows, device=device, multiprocessors=rank.source.multiprocessors, key="key", sites=sites
+    )
     if table.is_empty():
         return RATES.to_frame()
     is_counted = pl.col("flop").is_not_null()
@@ -134,7 +143,7 @@ RowsOfEvents = tuple[pl.DataFrame, str | None]
 placed."""
 
 
-def _by_layer(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
+def _by_layer(events: pl.DataFrame, gpu_events: pl.DataFrame, sites: RankSites) -> RowsOfEvents:
     placed = gpu_events.select("label", "layer", evidence=pl.col("layer_from").cast(pl.String))
     note = None
     if placed["layer"].null_count() == len(placed):
@@ -165,7 +174,7 @@ def _by_layer(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
     ), note
 
 
-def _by_module(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
+def _by_module(events: pl.DataFrame, gpu_events: pl.DataFrame, sites: RankSites) -> RowsOfEvents:
     columns = {"path": "modules", "module": "module", "evidence": "module_from"}
     texts = gpu_events.select(**{name: _text_or_null(column) for name, column in columns.items()})
     ns = gpu_events["end_ns"] - gpu_events["start_ns"]
@@ -178,7 +187,9 @@ def _by_module(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
     return texts.select("path", name="path", evidence=evidence), None
 
 
-def _by_annotation(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
+def _by_annotation(
+    events: pl.DataFrame, gpu_events: pl.DataFrame, sites: RankSites
+) -> RowsOfEvents:
     annotations = gpu_events["annotations"].cast(pl.String)
     # Paths without the profiler's own ranges around steps; there are few distinct ones.
     path_of_text = {}
@@ -199,19 +210,20 @@ def _by_annotation(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEven
     return rows.with_columns(name="path", evidence=evidence), note
 
 
-def _by_shape(events: pl.DataFrame, gpu_events: pl.DataFrame) -> RowsOfEvents:
-    has_shapes = pl.col("op").is_not_null() & pl.col("shapes").is_not_null()
+def _by_shape(events: pl.DataFrame, gpu_events: pl.DataFrame, sites: RankSites) -> RowsOfEvents:
+    is_product = pl.col("is_product")
+    has_shapes = is_product & pl.col("op").is_not_null() & pl.col("shapes").is_not_null()
     product = pl.format(
         "{} {} {}",
         pl.col("op").str.strip_prefix("aten::"),
         pl.col("shapes").str.replace_all(" ", ""),
         pl.col("dtype").fill_null("?"),
     )
-    without_shapes = pl.when(pl.col("product")).then(pl.lit(NO_SHAPE)).otherwise(pl.lit(NO_PRODUCT))
-    rows = describe_products(gpu_events).select(
+    without_shapes = pl.when(is_product).then(pl.lit(NO_SHAPE)).otherwise(pl.lit(NO_PRODUCT))
+    rows = sites.sites.select(
         name=pl.when(has_shapes).then(product).otherwise(without_shapes),
         evidence=pl.when(has_shapes).then(pl.lit("recorded shapes")),
-    )
+    )[sites.of_event]
     has_any = rows["evidence"].is_not_null().any()
     return (
         rows,
@@ -225,13 +237,13 @@ def _text_or_null(column: str) -> pl.Expr:
     return pl.when(text != "").then(text)
 
 
-_FUNCTIONS: dict[str, Callable[[pl.DataFrame, pl.DataFrame], RowsOfEvents]] = {
+_FUNCTIONS: dict[str, Callable[[pl.DataFrame, pl.DataFrame, RankSites], RowsOfEvents]] = {
     "layer": _by_layer,
     "module": _by_module,
     "annotation": _by_annotation,
     "shape": _by_shape,
 }
-"""The function of each kind; arguments: all events, GPU events."""
+"""The function of each kind; arguments: all events, GPU events, and the sites of these."""
 
 
 # ---- all ranks: the result of ``analyze(..., by="layer")``
