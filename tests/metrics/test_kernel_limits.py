@@ -11,7 +11,6 @@ from tracekit.metrics.kernel_limits import (
     moved_bytes,
     product_bytes,
 )
-from tracekit.metrics.sites import find_sites
 from tracekit.schema import LABELLED, conform
 
 
@@ -65,9 +64,7 @@ def add(number, ns, size=1024):
 
 
 def table_of(*rows, device="NVIDIA H200"):
-    return find_memory_bound(
-        find_sites(conform(pl.DataFrame(list(rows)), LABELLED)).sites, device=device
-    )
+    return find_memory_bound(conform(pl.DataFrame(list(rows)), LABELLED), device=device)
 
 
 def test_calls_with_equal_sizes_are_one_row():

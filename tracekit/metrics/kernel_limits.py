@@ -19,6 +19,7 @@ import polars as pl
 from tracekit._util.shapes import is_shape, parse_list
 from tracekit.metrics.flop import CONVOLUTIONS, OUTPUT_FIRST, FusedExperts
 from tracekit.metrics.peaks import find_gpu
+from tracekit.metrics.sites import RankSites, find_sites
 
 _TABLES: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("kernel_limits.toml").read_text(encoding="utf-8")
@@ -78,15 +79,28 @@ def memory_gb_s(device: str | None, *, multiprocessors: int | None = None) -> fl
 
 
 def find_memory_bound(
-    sites: pl.DataFrame, *, device: str | None = None, multiprocessors: int | None = None
+    labelled: pl.DataFrame,
+    *,
+    device: str | None = None,
+    multiprocessors: int | None = None,
+    sites: RankSites | None = None,
 ) -> pl.DataFrame:
-    """Return the operators of one rank that move memory (``MEMORY_BOUND``), from its ``metrics.sites.SITES``."""
+    """Return the operators of one rank that move memory (``MEMORY_BOUND``), from its labelled GPU events.
+
+    *sites* are those of the events, if they were found already.
+    """
+    found = sites or find_sites(labelled)
     columns = ("op", "module", "shapes", "dtypes")
     is_known = (pl.col("kind") == "kernel") & pl.col("shapes").is_not_null()
+    kernels = found.sites.filter(is_known).select("site", "ns", *columns)
+    # A call may launch kernels of several labels: it counts once.
     groups = (
-        sites.filter(is_known)
-        .group_by(columns, maintain_order=True)
-        .agg(pl.col("ns", "calls").sum())
+        labelled.select("op_id", found.of_event)
+        .group_by("site")
+        .agg("op_id")
+        .join(kernels, on="site", how="inner")
+        .group_by(columns)
+        .agg(pl.col("ns").sum(), calls=pl.col("op_id").explode().n_unique().cast(pl.Int64))
     )
     rows: list[dict[str, Any]] = []
     for group in groups.iter_rows(named=True):
@@ -96,7 +110,7 @@ def find_memory_bound(
             rows.append({**group, "kind": kind, "bytes": moved * group["calls"]})
     is_on_device = pl.col("kernel").str.contains("(?i)DtoD|DeviceToDevice")
     copies = (
-        sites.filter((pl.col("kind") == "memcpy") & is_on_device)
+        found.sites.filter((pl.col("kind") == "memcpy") & is_on_device)
         .select(pl.col("ns").sum(), pl.col("copied_bytes", "launches").sum())
         .row(0, named=True)
     )

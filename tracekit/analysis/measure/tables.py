@@ -490,7 +490,7 @@ def _tables_of_gpu_events(
         gpu_events, device=device, multiprocessors=rank.source.multiprocessors, sites=sites
     )
     memory_bound = find_memory_bound(
-        sites.sites, device=device, multiprocessors=rank.source.multiprocessors
+        gpu_events, device=device, multiprocessors=rank.source.multiprocessors, sites=sites
     )
     stretches = find_stretches(gpu_events)
     rolls_out = ROLLOUT in stretches["phase"]
