@@ -97,8 +97,8 @@ def _dense_tables(sites: pl.DataFrame, steps: int) -> list[_DenseTable]:
     """Return tables of which a step uses few rows."""
     used: dict[tuple[int, int], int] = {}
     # A call may launch memsets of a label of their own.
-    inputs = ("op", "shapes", "strides", "concrete", "module")
-    calls = sites.group_by(inputs, maintain_order=True).agg(pl.col("calls").max())
+    call_keys = ("op", "shapes", "strides", "concrete", "module")
+    calls = sites.group_by(call_keys, maintain_order=True).agg(pl.col("calls").max())
     for site in calls.iter_rows(named=True):
         inputs = Inputs.of(site)
         rows = inputs.value(ROWS_INPUT[site["op"]])
