@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Ints, group_rows
+from tracekit._util.arrays import Bools, Floats, Int32s, Ints, group_rows
 from tracekit._util.categories import CategoryColumns
 from tracekit._util.shapes import is_shape, parse_list
 from tracekit.classify.row_order import mask_of_rows
@@ -50,6 +50,9 @@ SITES = pl.Schema(
     }
 )
 """Sites of one rank; those whose inputs were not recorded have nulls."""
+MAX_SITES_PER_OPERATOR = 4096
+"""Sites of one operator that are told apart, the longest; what the others were given is unknown."""
+_INPUTS = ("shapes", "dtypes", "strides", "concrete")
 _TEXT_KEYS = ("op", "shapes", "dtypes", "strides", "concrete", "node", "label", "module", "kind")
 
 
@@ -91,6 +94,12 @@ def find_sites(labelled: pl.DataFrame, texts: CategoryColumns | None = None) -> 
     )
     is_product = mask_of_rows(count, products.rows)
     site, first_rows = group_rows(is_product, *(column.codes for column in columns.values()))
+    ns = (labelled["end_ns"] - labelled["start_ns"]).to_numpy()
+    is_beyond = _is_beyond_limit(columns["op"].codes[first_rows], np.bincount(site, ns))
+    if is_beyond.any():
+        kept = ~is_beyond[site]
+        columns |= {name: columns[name].where(kept) for name in _INPUTS}
+        site, first_rows = group_rows(is_product, *(column.codes for column in columns.values()))
     of_event = pl.Series("site", site.astype(np.int32))
     sums = (
         labelled.select("op_id", "bytes", "kind", ns=pl.col("end_ns") - pl.col("start_ns"))
@@ -113,6 +122,15 @@ def find_sites(labelled: pl.DataFrame, texts: CategoryColumns | None = None) -> 
     sites = keys.join(sums, on="site", how="left", maintain_order="left")
     sites = sites.with_columns(flop=_flop_of_calls(sites))
     return RankSites(sites.select(SITES.names()).cast(SITES), of_event, main_rows)
+
+
+def _is_beyond_limit(op: Int32s, ns: Floats) -> Bools:
+    """Return which sites are not among the longest ``MAX_SITES_PER_OPERATOR`` of their operator (a code)."""
+    order = np.lexsort((-ns, op))
+    first_of_op = np.searchsorted(op[order], op[order])
+    is_beyond = np.zeros(len(op), np.bool_)
+    is_beyond[order] = np.arange(len(op)) - first_of_op >= MAX_SITES_PER_OPERATOR
+    return is_beyond
 
 
 def _flop_of_calls(sites: pl.DataFrame) -> pl.Series:

@@ -51,7 +51,7 @@ class _LoopAlternative(Alternative, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
-        loops = describe_loops(rank)
+        loops = rank.once(describe_loops)
         chosen = loops.filter(self.selects(rank))
         if chosen.is_empty():
             return
