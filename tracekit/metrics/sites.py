@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from tracekit._util.arrays import Bools, Floats, Int32s, Ints, group_rows
+from tracekit._util.arrays import Bools, Int32s, Ints, group_rows
 from tracekit._util.categories import CategoryColumns
 from tracekit._util.shapes import is_shape, parse_list
 from tracekit.classify.row_order import mask_of_rows
@@ -95,7 +95,9 @@ def find_sites(labelled: pl.DataFrame, texts: CategoryColumns | None = None) -> 
     is_product = mask_of_rows(count, products.rows)
     site, first_rows = group_rows(is_product, *(column.codes for column in columns.values()))
     ns = (labelled["end_ns"] - labelled["start_ns"]).to_numpy()
-    is_beyond = _is_beyond_limit(columns["op"].codes[first_rows], np.bincount(site, ns))
+    is_beyond = _is_beyond_limit(
+        columns["op"].codes[first_rows], np.bincount(site, ns).astype(np.int64)
+    )
     if is_beyond.any():
         kept = ~is_beyond[site]
         columns |= {name: columns[name].where(kept) for name in _INPUTS}
@@ -124,7 +126,7 @@ def find_sites(labelled: pl.DataFrame, texts: CategoryColumns | None = None) -> 
     return RankSites(sites.select(SITES.names()).cast(SITES), of_event, main_rows)
 
 
-def _is_beyond_limit(op: Int32s, ns: Floats) -> Bools:
+def _is_beyond_limit(op: Int32s, ns: Ints) -> Bools:
     """Return which sites are not among the longest ``MAX_SITES_PER_OPERATOR`` of their operator (a code)."""
     order = np.lexsort((-ns, op))
     first_of_op = np.searchsorted(op[order], op[order])

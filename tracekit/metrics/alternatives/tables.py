@@ -72,8 +72,7 @@ class SparseTable(Alternative, frozen=True, kw_only=True):
 
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
         steps = max(rank.events["part"].n_unique(), 1)
-        sites = rank.sites.filter(pl.col("op").is_in(list(ROWS_INPUT)))
-        for table in _dense_tables(sites, steps):
+        for table in _dense_tables(rank, steps):
             prices: dict[int, SitePrice] = {}
             updated = False
             for site in rank.sites.filter(
@@ -93,12 +92,18 @@ class SparseTable(Alternative, frozen=True, kw_only=True):
                     yield self.of_sites(rank, prices)
 
 
-def _dense_tables(sites: pl.DataFrame, steps: int) -> list[_DenseTable]:
+def _dense_tables(rank: RankWork, steps: int) -> list[_DenseTable]:
     """Return tables of which a step uses few rows."""
     used: dict[tuple[int, int], int] = {}
-    # A call may launch memsets of a label of their own.
-    call_keys = ("op", "shapes", "strides", "concrete", "module")
-    calls = sites.group_by(call_keys, maintain_order=True).agg(pl.col("calls").max())
+    # Kernels of a call may have several labels or modules, and so be of several sites.
+    inputs_of_call = ("op", "shapes", "strides", "concrete")
+    sites = rank.sites.filter(pl.col("op").is_in(list(ROWS_INPUT)))
+    events = rank.events.select("site", "call").join(
+        sites.select("site", *inputs_of_call), on="site", how="inner", maintain_order="left"
+    )
+    calls = events.group_by(inputs_of_call, maintain_order=True).agg(
+        calls=pl.col("call").n_unique()
+    )
     for site in calls.iter_rows(named=True):
         inputs = Inputs.of(site)
         rows = inputs.value(ROWS_INPUT[site["op"]])
