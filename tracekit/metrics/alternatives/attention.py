@@ -451,7 +451,7 @@ class PrefixAgain(Alternative, frozen=True, kw_only=True):
         }
         of_weights = pl.col("shapes").replace_strict(weight_bytes, default=0, return_dtype=pl.Int64)
         read_ns = pl.when(pl.col("kind") == "product").then(of_weights).otherwise(0) / bandwidth
-        share = rank.speeds.bandwidth_share
+        share = rank.speeds.share("memory")
         one_ns = pl.col("ns") / pl.col("length")
         priced = again.with_columns(
             group="row",

@@ -11,7 +11,7 @@ from tracekit.metrics.alternatives.entry import Alternative
 from tracekit.metrics.alternatives.remedy import new_durations
 from tracekit.metrics.rank_work import RankWork
 from tracekit.metrics.sites import Inputs, count_elements
-from tracekit.metrics.speeds import MIN_KERNEL_NS, USUAL_PRODUCT_SHARE
+from tracekit.metrics.speeds import MIN_KERNEL_NS
 
 MIN_PAIRS = 1 << 24
 """Elements of a result of all pairs from which it costs time."""
@@ -60,7 +60,7 @@ class ProductOfPairs(Alternative, frozen=True, kw_only=True):
             of_backward = events.filter("is_backward")
             products = PRODUCTS_PER_PAIRING if len(of_backward) else 1.0
             flop = 2 * elements * products
-            share = USUAL_PRODUCT_SHARE
+            share = rank.speeds.share("product", "fp32")
             floor_ns = MIN_KERNEL_NS * products
             parts = events["part"].n_unique()
             calls = max(site["calls"] / max(parts, 1), 1.0)
