@@ -268,6 +268,15 @@ def test_an_operator_more_or_less_does_not_end_a_loop():
     assert found["repetitions"] in (20, 21)
 
 
+def test_a_branch_that_half_of_the_repetitions_take_does_not_end_a_loop():
+    body = ["aten::select", "aten::flip", "aten::mean", "aten::sub", "aten::div"]
+    straight = [op for op in body if op != "aten::flip"]
+    taken = [True, False, False, True, True, False, True, False, True, False, False] * 3
+    names = ["aten::rand", *(op for flips in taken for op in (body if flips else straight))]
+    (found,) = find_loops(operators(names), [1]).iter_rows(named=True)
+    assert (found["repetitions"], found["body"].split()) == (33, straight)
+
+
 def operators(names):
     """Operators of a thread, one behind the other."""
     starts = list(range(0, 10 * len(names), 10))

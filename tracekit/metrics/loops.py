@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -33,6 +33,10 @@ JOINING_OPERATORS = ("aten::cat", "aten::stack")
 MAX_SHARE_BETWEEN = 0.25
 """Operators between two runs of the same body over those of the body, up to which they are one loop: some
 repetitions have an operator more or less."""
+MAX_BRANCHES = 3
+"""Operators of a step that are left out in turn, to find loops that have them in some repetitions alone."""
+MAX_COVERED_SHARE = 0.8
+"""Time of loops over that of one with a branch that holds them, up to which that one explains more."""
 MIN_COUNTED_SHARE = 0.8
 """Share of the repetitions of which a concrete integer differs by one from that before, from which it counts."""
 PRODUCT_OPERATORS = (
@@ -100,7 +104,12 @@ def find_loops(events: pl.DataFrame, threads: Collection[int]) -> pl.DataFrame:
     for (tid, _), rows_of_step in ops.group_by("tid", "step", maintain_order=True):
         of_step = rows_of_step.with_columns(text)
         runs = _runs_of_step(of_step)
-        rows = [_describe(of_step, run, tid) for run in (*runs, *_measured_results(of_step, runs))]
+        stretches = _measured_results(of_step, runs)
+        rows = [_describe(of_step, run, tid) for run in (*runs, *stretches)]
+        for branch in _branches(of_step["name"]):
+            without = of_step.filter(pl.col("name") != branch)
+            found = [_describe(without, run, tid) for run in _runs_of_step(without)]
+            rows = _longer_loops(rows, found)
         tables.append(pl.DataFrame(rows, schema=LOOPS))
     return pl.concat(tables).with_columns(loop=pl.int_range(pl.len(), dtype=pl.Int32))
 
@@ -134,6 +143,43 @@ def _runs_of_step(ops: pl.DataFrame) -> list[_RepeatedRun]:
     runs = _take_runs(codes, taken, first_period=1, is_loop=repeats_often)
     runs += _take_runs(codes, taken, first_period=2, is_loop=is_proven)
     return sorted(runs)
+
+
+def _branches(names: pl.Series) -> list[str]:
+    """Return operators that some repetitions of a loop may have and others not, those that are called most first.
+
+    What stands around such an operator often also stands next to each other.
+
+    >>> _branches(pl.Series("name", (["slice", "flip", "mean"] + ["slice", "mean"]) * 8))
+    ['flip']
+    """
+    around = pl.DataFrame({"name": names, "before": names.shift(1), "behind": names.shift(-1)})
+    inside = around.drop_nulls().group_by("name", "before", "behind").agg(pl.len())
+    beside = around.group_by("before", behind="name").agg(beside=pl.len())
+    skipped = inside.join(beside, on=["before", "behind"], how="inner").filter(
+        (pl.min_horizontal("len", "beside") >= MIN_PROVEN_REPETITIONS)
+        & (pl.col("len") + pl.col("beside") >= MIN_LOOP_REPETITIONS)
+        & (pl.col("name") != pl.col("before"))
+        & (pl.col("name") != pl.col("behind"))
+    )
+    counts = skipped.group_by("name").agg(pl.col("len").sum()).sort("len", "name", descending=True)
+    return counts["name"].head(MAX_BRANCHES).to_list()
+
+
+def _longer_loops(
+    rows: list[dict[str, Any]], without_branch: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return loops with those that have a branch, where others cover little of what they repeat."""
+    for found in without_branch:
+        inside = [
+            row
+            for row in rows
+            if row["start_ns"] < found["end_ns"] and found["start_ns"] < row["end_ns"]
+        ]
+        covered_ns = sum(row["end_ns"] - row["start_ns"] for row in inside)
+        if covered_ns < MAX_COVERED_SHARE * (found["end_ns"] - found["start_ns"]):
+            rows = [*(row for row in rows if row not in inside), found]
+    return sorted(rows, key=lambda row: int(row["start_ns"]))
 
 
 def _measured_results(ops: pl.DataFrame, loops: Collection[_RepeatedRun]) -> list[_RepeatedRun]:
@@ -213,7 +259,7 @@ def _joined(codes: Ints, pieces: list[_RepeatedRun]) -> list[_RepeatedRun]:
     return joined
 
 
-def _describe(ops: pl.DataFrame, run: _RepeatedRun, tid: object) -> dict[str, object]:
+def _describe(ops: pl.DataFrame, run: _RepeatedRun, tid: object) -> dict[str, Any]:
     """Return the row of ``LOOPS`` of a run."""
     rows = slice(run.first, run.stop)
     body = ops["name"][run.first : run.first + run.period].to_list()

@@ -113,10 +113,14 @@ class RareFigures(Alternative, frozen=True, kw_only=True):
         sizes = logits["elements"].unique()
         if sizes.is_empty() or _heads_without_loss(rank, sizes):
             return
+        vocabularies = logits.select(pl.col("dims").list.last().unique())["dims"]
+        between_memories = pl.col("name").str.contains("(?i)HtoD|DtoH|HostToDevice|DeviceToHost")
         forward = rank.events.filter(
             pl.col("node").is_null()
             & ~pl.col("is_backward")
+            & ~between_memories
             & pl.col("elements").is_in(sizes.implode())
+            & pl.col("dims").list.last().is_in(vocabularies.implode())
             & pl.col("op").is_not_null()
             & (pl.col("kind").is_null() | (pl.col("kind") != "product"))
         )
