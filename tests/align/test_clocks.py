@@ -495,3 +495,10 @@ def test_collectives_of_unnamed_groups_move_no_clock_if_others_are_named(message
         [0, 1],
     )
     assert clocks.offset_ns[1] == (0 if messages_too else 6 * MS)
+
+
+def test_the_only_pair_of_ranks_that_was_compared_counts():
+    """By way of rank 0 the two would be 50 + 80 apart."""
+    table = pl.DataFrame({"rank": [0, 1, 2], "offset_ns": 0, "uncertainty_ns": [0, 50, 80]})
+    clocks = Clocks(conform(table, CLOCKS), pair_uncertainty_ns={(1, 2): 30})
+    assert clocks.uncertainty_between(np.array([2]), np.array([1])).tolist() == [30]

@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 
 from tests.operations import collective, message, table
+from tracekit.align import waits
 from tracekit.align.matching import MEMBERS, match
 from tracekit.schema import conform
 
@@ -233,3 +234,24 @@ def test_sends_and_receives_that_each_lack_another_message_keep_their_other_matc
     ]
     pairs = members(*rows).group_by("match").agg("id")["id"].to_list()
     assert sorted(pairs) == [[n, n] for n in range(10) if n not in (sent, received)]
+
+
+@pytest.mark.parametrize(("arrived_at", "is_awaited"), [(2, True), (1, False)])
+def test_a_root_is_at_most_eight_operations_ahead(arrived_at, is_awaited):
+    """Rank 1 comes to one broadcast while the root is in the tenth, and to the later ones after it.
+
+    The third broadcast is the eighth back from the tenth, which counts; the second is the ninth.
+    """
+    rows = []
+    for n in range(10):
+        rows.append({"match": n, "rank": 0, "start_ns": 10 * n, "end_ns": 10 * n + 5})
+        start_ns = 1_000 + n
+        if n <= arrived_at:
+            start_ns = 92 if n == arrived_at else 1
+        rows.append({"match": n, "rank": 1, "start_ns": start_ns, "end_ns": start_ns + 2})
+    table = pl.DataFrame(rows).with_columns(what=pl.lit("broadcast"), group=pl.lit("0"))
+    members = conform(table, MEMBERS)
+    last = waits.last_awaited(members, members["start_ns"].to_numpy())
+    root_in_tenth = 18
+    rank_1_at_broadcast = 2 * arrived_at + 1
+    assert last[root_in_tenth] == (rank_1_at_broadcast if is_awaited else root_in_tenth)

@@ -10,6 +10,7 @@ from tracekit.align.pairing import (
     OperationSequence,
     certain_partners,
     costs_with_references,
+    likely_offset,
     pair_with_references,
     time_costs,
 )
@@ -84,3 +85,20 @@ def test_a_thousandth_of_the_usual_interval_is_the_least_misfit_that_counts():
     usual = replace(sequence(0, 2), start=ends, end=ends, latest_end=ends)
     costs = time_costs(np.array([0, 2, 6]), np.zeros(2, np.int64), usual)
     assert costs.tolist() == pytest.approx([0.0, np.log(2), np.log(4)])
+
+
+def operations_of(*ends):
+    times = dict.fromkeys(("start", "end", "latest_end"), np.array(ends))
+    same = np.ones(len(ends), np.int64)
+    return OperationSequence(
+        **times, size=same, others=same, has_own_kernel=same > 0, uncertainty_ns=1_000
+    )
+
+
+@pytest.mark.parametrize(("apart_ns", "offset_ns"), [(10, 110), (11, 100)])
+def test_ends_agree_within_a_quarter_of_the_usual_interval(apart_ns, offset_ns):
+    """Every 40 ns an operation ends: offsets of 100 and 110 are one, and it is nearer to most than 300."""
+    other = operations_of(0, 40, 80)
+    own = operations_of(100, 140 + apart_ns, 380)
+    partner = np.arange(3)[:, None]
+    assert likely_offset(own, other, partner, np.ones((3, 1), np.bool_)) == offset_ns

@@ -180,3 +180,53 @@ def test_recorded_snapshots_fit_their_own_rank_alone(rank, monkeypatch):
     without_ranges = place_snapshot(own, trace)
     assert without_ranges.on_trace.source == "operators"
     assert abs(without_ranges.on_trace.offset_ns - placement.on_trace.offset_ns) < 20_000
+
+
+def agreed_offset(offsets_ns):
+    """The offset that pairs of different rows agree on."""
+    rows = {"row": range(len(offsets_ns)), "at_ns": 0, "offset_ns": offsets_ns}
+    pairs = pl.DataFrame(rows, schema_overrides=snapshot_clock.PAIRS)
+    return snapshot_clock.find_agreed_offset(pairs, span=(-(10**9), 10**9))
+
+
+@pytest.mark.parametrize(("apart_ns", "offset_ns"), [(20_000, 10_000), (20_002, 1_000_000)])
+def test_offsets_within_twenty_microseconds_are_counted_together(apart_ns, offset_ns):
+    """Of two groups of two, the first counts unless its two lie too far apart."""
+    agreed = agreed_offset([0, apart_ns, 1_000_000, 1_000_000])
+    assert agreed is not None
+    assert agreed[0] == offset_ns
+
+
+@pytest.mark.parametrize(("deviation_ns", "agreeing"), [(200_000, 4), (200_001, 3)])
+def test_a_pair_agrees_up_to_two_hundred_microseconds(deviation_ns, agreeing):
+    agreed = agreed_offset([0, 0, 0, deviation_ns])
+    assert agreed is not None
+    assert agreed[2] == agreeing
+
+
+@pytest.mark.parametrize(("agreeing", "is_believed"), [(5, True), (4, False)])
+def test_half_of_the_rows_must_agree_on_an_offset(agreeing, is_believed):
+    others = [1_000_000 * n for n in range(1, 11 - agreeing)]
+    assert (agreed_offset([0] * agreeing + others) is not None) is is_believed
+
+
+def fitted_offset(times_ns, start_ns):
+    """The offset of allocations at these times beside operators that begin, and end, at *start_ns*."""
+    placed = pl.DataFrame({"action": "alloc", "at_ns": times_ns})
+    operators = pl.DataFrame({"start_ns": start_ns, "end_ns": start_ns})
+    return snapshot_clock.fit_to_operators(placed, operators, 0, min_share=0.2)
+
+
+@pytest.mark.parametrize(("count", "is_refused"), [(19, False), (20, True)])
+def test_twenty_allocations_outside_operators_refuse_a_snapshot(count, is_refused):
+    times_ns = [1_000_000 * n for n in range(count)]
+    far_off_ns = [1_000_000 * n + 500_000 for n in range(count)]
+    assert (fitted_offset(times_ns, far_off_ns) is None) is is_refused
+
+
+def test_an_offset_is_moved_in_steps_of_two_microseconds():
+    times_ns = [1_000_000 * n for n in range(20)]
+    later_ns = [at_ns + 2_000 for at_ns in times_ns]
+    assert fitted_offset(times_ns, later_ns) == 2_000
+    between_ns = [at_ns + 1_000 for at_ns in times_ns]
+    assert fitted_offset(times_ns, between_ns) is None

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from tests.classify.conftest import ENGINE, event_row
-from tracekit.classify import classify
+from tracekit.classify import (
+    classify,
+    copies,
+)
 from tracekit.classify.evidence import gather_evidence
 
 
@@ -78,3 +84,14 @@ def test_requests_of_a_dma_engine_are_copies(program, name, label):
 def test_directions_of_copies_by_every_vendors_name(program, name, way):
     program.copy(name, 1, bytes=1 << 20)
     assert gather_evidence(program.events()).text("copy").strings() == [way]
+
+
+@pytest.mark.parametrize(("compute_ns", "use"), [(51, "compute"), (50, "communication")])
+def test_the_stream_with_more_than_half_of_the_compute_is_for_compute(compute_ns, use):
+    """Communication fills the first stream; the rest of 100 ns of compute is on the second."""
+    end_ns = np.array([compute_ns, 1_000, 100 - compute_ns])
+    times = {"start_ns": np.zeros(3, np.int64), "end_ns": end_ns}
+    gpu = SimpleNamespace(stream_number=np.array([0, 0, 1]), int64=times.__getitem__)
+    communicates = np.array([False, True, False])
+    uses = copies.stream_uses(gpu, np.zeros(3, np.bool_), communicates)
+    assert uses.strings()[0] == use

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tracekit.classify import classify, explain
+from tracekit.classify.explain import condition_verb, shorten_value
 from tracekit.errors import OptionError
 
 
@@ -52,3 +53,24 @@ def test_rules_behind_the_first_that_matches_are_not_said_to_fail(program):
     before, _, behind = explain(program.events(), target).render().partition("✓ torch-forward")
     assert "✗" in before
     assert "✗" not in behind
+
+
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        ("forward", ("matches", "does not match")),
+        (">= 7", ("is", "is not")),
+        (True, ("is", "is not")),
+        (["a", "b"], ("is", "is not")),
+    ],
+)
+def test_patterns_match_and_values_are(condition, words):
+    assert (condition_verb(condition), condition_verb(condition, negated=True)) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "unknown"), ("x" * 60, "x" * 60), ("x" * 61, "x" * 57 + "…"), (7, "7"), (True, "True")],
+)
+def test_long_values_are_cut(value, shown):
+    assert shorten_value(value) == shown

@@ -249,3 +249,25 @@ def test_an_activation_is_a_feed_forwards_only_between_its_products(program, op)
         ids.append(program.kernel(kernel, i + 0.1))
     modules = modules_of(classify(program.events()), ids)
     assert (modules[1], modules[5]) == ("mlp", None)
+
+
+@pytest.mark.parametrize(
+    ("widths", "options", "end"),
+    [
+        # Projection, up, down: 8 → 32 → 8.
+        ([(8, 8), (8, 32), (32, 8)], {}, 3),
+        ([(8, 8), (8, 64), (32, 8)], {}, 3),  # gated: up and gate in one product
+        ([(8, 8), (8, 32), (32, 8), (8, 24)], {}, 3),
+        ([(8, 8), (8, 32), (32, 9)], {}, 0),
+        ([(8, 8), (8, 33), (32, 8)], {}, 0),  # nothing leads there
+        ([(8, 8), (8, 8)], {}, 0),
+        ([(8, 8), (8, 4), (4, 8)], {}, 0),  # an adapter of low rank
+        ([(8, 8), (8, 4), (4, 8)], {"has_activation": True}, 3),
+        ([(8, 8), (8, 32), (32, 8)], {"after_attention": False}, 0),
+        ([], {}, 0),
+        ([(8, 32), (32, 8)], {}, 0),  # the first is the attention's own
+    ],
+)
+def test_the_feed_forward_part_ends_where_its_width_comes_back(widths, options, end):
+    usual = {"after_attention": True, "before_attention": True, "has_activation": False}
+    assert Stretch(tuple(widths), **{**usual, **options}).feed_forward_end == end

@@ -10,8 +10,9 @@ import pytest
 
 import tracekit
 from docsite.label_rules import evidence_rows
+from tracekit._util.categories import LinearPattern
 from tracekit.classify import Rule, RuleBook, builtin_rules, classify, load_rules
-from tracekit.classify.rules import COLUMNS, TIERS, shipped_packs
+from tracekit.classify.rules import COLUMNS, TIERS, condition_problem, shipped_packs
 from tracekit.errors import RuleError
 from tracekit.schema import EVENTS, LABELLED, conform
 
@@ -229,3 +230,25 @@ def test_meagre_tables(kinds):
     assert labelled.schema == LABELLED
     assert len(labelled) == sum(kind in ("kernel", "memcpy") for kind in kinds)
     assert labelled["label"].null_count() == 0
+
+
+@pytest.mark.parametrize(
+    ("column", "condition", "problem"),
+    [
+        ("trained", True, None),
+        ("trained", "yes", "'trained' is true or false"),
+        ("bytes", ">= 7", None),
+        ("bytes", 7, None),
+        ("bytes", "many", "'bytes' is a whole number"),
+        ("annotations", "forward", None),
+        ("annotations", LinearPattern("for(ward"), "'annotations' is not a regular expression"),
+        ("annotations", ["a", "b"], None),
+        ("annotations", ("a", "b"), None),
+        ("annotations", True, None),
+        ("annotations", 7, "'annotations' is a regular expression"),
+        ("notes", "a", "unknown evidence 'notes'"),
+    ],
+)
+def test_a_condition_fits_its_evidence(column, condition, problem):
+    found = condition_problem(column, condition)
+    assert found is None if problem is None else found.startswith(problem)

@@ -1,18 +1,12 @@
-"""The first event, operator and micro-batch have the number 0 and count as any other."""
+"""Labels of whole events: the first row and lost kernels are no exceptions."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-import numpy as np
 import polars as pl
 import pytest
 
-from tracekit._util.categories import CategoryColumn
 from tracekit.classify import classify
 from tracekit.classify.classify_events import classify_with_lost
-from tracekit.classify.collectives import follows_on_thread
-from tracekit.classify.matmul import deferred_weight_gradients
 
 
 def test_the_event_with_the_number_0_stays_beside_kernels_that_were_lost(program):
@@ -46,41 +40,3 @@ def test_backward_calls_are_micro_batches_from_0_on(program):
         program.kernel("mul_backward", start + 1, tid=2)
     table = classify(program.events()).filter(pl.col("name").cast(pl.String) == "mul_backward")
     assert table["microbatch"].to_list() == [0, 0, 0, 1, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("start_ns", "follows"),
-    [
-        ([5, 9, 7], [False, True, False]),
-        ([0, 9, 7], [False, True, False]),
-        ([-1, 9, 7], [False, False, False]),  # launched at an unknown time
-    ],
-)
-def test_what_a_thread_launches_next_follows(start_ns, follows):
-    """The first two events are of one thread, the first of them is asked for."""
-    start = np.array(start_ns)
-    thread = np.array([0, 0, 1])
-    launches = SimpleNamespace(
-        start_ns=start,
-        thread=thread,
-        by_thread=lambda rows: rows[np.lexsort((start[rows], thread[rows]))],
-    )
-    mask = np.array([True, False, False])
-    assert follows_on_thread(launches, mask).tolist() == follows
-
-
-@pytest.mark.parametrize(
-    ("roles", "deferred"),
-    [
-        ("www", [0, 1, 2]),
-        ("wwd", [0, 1]),
-        ("wwdd", []),  # half of them
-        ("wdd", []),  # an optimizer that multiplies has that layout in every third product
-        ("wfdd", [0]),  # a forward product ends a row
-    ],
-)
-def test_products_in_a_row_are_deferred_if_most_have_the_layout(roles, deferred):
-    codes = np.array(["wdf".index(role) for role in roles])
-    layout = CategoryColumn(("wgrad", "dgrad", "forward"), codes)
-    mask = deferred_weight_gradients(np.arange(len(roles)), np.ones(len(roles), np.bool_), layout)
-    assert np.flatnonzero(mask).tolist() == deferred

@@ -1,18 +1,20 @@
-"""Thresholds of matching, clocks and steps of recorded operations, each on both sides."""
+"""Operations of recorders matched across ranks, at their limits."""
 
 from __future__ import annotations
 
-import numpy as np
 import polars as pl
 import pytest
 
-from tracekit.align import recorded_steps
 from tracekit.align.recorded_clocks import align_recorded_clocks
 from tracekit.align.recorded_ops import match_operations
 from tracekit.schema import COLLECTIVES, conform
 
 MS = 1_000_000
+
+
 SECOND = 1_000 * MS
+
+
 EPOCH = 1_700_000_000 * SECOND
 
 
@@ -110,47 +112,3 @@ def test_a_clock_that_began_with_the_machine_is_set_to_the_nanosecond():
     )
     members, _ = match_operations(table)
     assert align_recorded_clocks(members)[1].offset_ns == -(EPOCH + 3)
-
-
-@pytest.mark.parametrize(("repetitions", "period"), [(3, 3), (2, None)])
-def test_a_sequence_that_runs_three_times_is_a_step(repetitions, period):
-    assert recorded_steps.find_period(np.array([1, 2, 3] * repetitions)) == period
-
-
-@pytest.mark.parametrize(("odd_ones", "period"), [(4, 4), (5, None)])
-def test_a_quarter_of_the_operations_may_differ(odd_ones, period):
-    """Each odd operation differs from the one four before it and from the one four after it: 8 or 10 of 36 pairs."""
-    symbols = np.array([1, 2, 3, 4] * 10)
-    for i in range(odd_ones):
-        symbols[5 + 5 * i] = 100 + i
-    assert recorded_steps.find_period(symbols) == period
-
-
-@pytest.mark.parametrize(("count", "period"), [(110, 2), (86, 10)])
-def test_a_shorter_period_may_mismatch_once_more_in_five_steps(count, period):
-    """Two odd operations ten apart mismatch four times at a lag of two, and twice at a lag of ten."""
-    symbols = np.array([1, 2] * (count // 2))
-    symbols[[count // 2, count // 2 + 10]] = 9
-    assert recorded_steps.find_period(symbols) == period
-
-
-@pytest.mark.parametrize(
-    ("rows", "from_start", "numbers", "counted_from"),
-    [
-        ([(None, 0), (None, 1)], True, [0, 1], "start"),
-        ([(None, 0), (None, 1)], False, [0, 1], "first recorded"),
-        (
-            [(None, 0), (7, 1), (8, 2), (5, 3)],
-            True,
-            [6, 7, 8, 9],
-            "profiler",
-        ),  # what most of them say
-        ([(7, None), (None, 1)], True, [None, 1], "start"),
-    ],
-)
-def test_steps_are_numbered_as_the_profiler_does_where_it_recorded_some(
-    rows, from_start, numbers, counted_from
-):
-    table = pl.DataFrame(rows, schema={"step": pl.Int64, "number": pl.Int64}, orient="row")
-    numbered, source = recorded_steps.number_members(table, from_start=from_start)
-    assert (numbered["number"].to_list(), source) == (numbers, counted_from)
