@@ -1,4 +1,4 @@
-"""What a GPU reaches: products, attention, convolutions and memory, as a table for ``--gpu-rates``.
+"""What a GPU reaches: products, attention, convolutions, norms, optimizers and memory, for ``--gpu-rates``.
 
     python benchmarks/atlas.py rates.csv
 
@@ -45,7 +45,15 @@ Row = tuple[str, str, str, float, float, float]
 
 def main() -> None:
     """Measure everything and write the table."""
-    rows = [*measure_products(), *measure_attention(), *measure_convolutions(), measure_memory()]
+    rows = [
+        *measure_products(),
+        measure_attention("attention", is_causal=True),
+        measure_attention("full_attention", is_causal=False),
+        *measure_convolutions(),
+        measure_memory(),
+        *measure_batch_norms(),
+        measure_optimizer(),
+    ]
     with Path(sys.argv[1]).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(("work", "type", "unit", "low", "likely", "high"))
@@ -68,8 +76,8 @@ def measure_products() -> list[Row]:
     return rows
 
 
-def measure_attention() -> list[Row]:
-    """Return the rates of causal attention in one kernel, its scores counted by half."""
+def measure_attention(work: str, *, is_causal: bool) -> Row:
+    """Return the rates of attention in one kernel; behind a causal mask its scores are counted by half."""
     rates = []
     for batch, heads, tokens, size in ATTENTIONS:
         shape = (batch, heads, tokens, size)
@@ -79,12 +87,12 @@ def measure_attention() -> list[Row]:
         )
 
         def both_ways(query=query, key=key, value=value) -> None:
-            out = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+            out = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
             out.backward(out)
 
-        flop = 2 * batch * heads * tokens**2 * size * (1 + 2.5)
+        flop = 4 * batch * heads * tokens**2 * size * (1 + 2.5) / (2 if is_causal else 1)
         rates.append(flop / time_call(both_ways) / 1e12)
-    return [as_row("attention", "*", "TFLOP/s", rates)]
+    return as_row(work, "*", "TFLOP/s", rates)
 
 
 def measure_convolutions() -> list[Row]:
@@ -100,6 +108,39 @@ def measure_convolutions() -> list[Row]:
         )
         rates.append(2 * images * size**2 * channels**2 * 9 / seconds / 1e12)
     return [as_row("convolution", "*", "TFLOP/s", rates)]
+
+
+def measure_batch_norms() -> list[Row]:
+    """Return the bandwidth that batch norms with channels last reach, both ways: they move their images eight times."""
+    rows = []
+    for name in ("fp32", "fp16", "bf16"):
+        rates = []
+        for images, channels, size in CONVOLUTIONS:
+            image = torch.randn(
+                images, channels, size, size, device="cuda", dtype=TYPES[name], requires_grad=True
+            )
+            image = image.to(memory_format=torch.channels_last)
+            norm = torch.nn.BatchNorm2d(channels, device="cuda", dtype=TYPES[name])
+
+            def both_ways(image=image, norm=norm) -> None:
+                out = norm(image)
+                out.backward(out)
+
+            rates.append(8 * image.nbytes / time_call(both_ways) / 1e9)
+        rows.append(as_row("batch_norm", name, "GB/s", rates))
+    return rows
+
+
+def measure_optimizer() -> Row:
+    """Return the bandwidth that a fused optimizer reaches: AdamW moves its parameters seven times."""
+    rates = []
+    for count, size in ((12, 1 << 24), (50, 1 << 22), (24, 1 << 23)):
+        parameters = [torch.randn(size, device="cuda", requires_grad=True) for _ in range(count)]
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        optimizer = torch.optim.AdamW(parameters, fused=True)
+        rates.append(7 * count * size * 4 / time_call(optimizer.step) / 1e9)
+    return as_row("optimizer", "*", "GB/s", rates)
 
 
 def measure_memory() -> Row:
