@@ -172,7 +172,7 @@ def test_a_gpu_that_is_the_limit_takes_its_own_time_and_has_a_narrow_range():
     graph = with_recording(launched_every(4, work=3.5), 2 * MS)
     free = graph.free_step
     assert free.time_ns == pytest.approx(5 * 3.5 * MS, rel=0.001)
-    assert (free.range_ns[1] - free.range_ns[0]) / free.time_ns < 0.15
+    assert (free.range_ns[1] - free.range_ns[0]) / free.time_ns < 0.1
     assert graph.predict([parse_change("no host delay")]).saves_ns == pytest.approx(
         0, abs=0.02 * MS
     )
@@ -214,13 +214,13 @@ def test_the_range_spans_the_fast_and_the_slow_state_of_the_host(states, low_ms,
     )
 
 
-def test_the_range_is_at_most_nine_twentieths_of_the_step_wide():
+def test_the_range_is_at_most_half_of_the_step_wide():
     """Of 17 ms the profiler has 8: 7.12 to 11.08 ms around 9, and more with the host's own range."""
     free = with_recording(launched_every(4), 2 * MS).free_step
     low_ns, high_ns = free.range_ns
     low_ms, high_ms = 4 * 1.8 * 0.85 + 1, 4 * 2.4 * 1.05 + 1
     assert free.time_ns == 9 * MS
-    assert high_ns - low_ns == pytest.approx(0.45 * 9 * MS, rel=1e-6)
+    assert high_ns - low_ns == pytest.approx(0.5 * 9 * MS, rel=1e-6)
     assert (9 * MS - low_ns) / (high_ns - 9 * MS) == pytest.approx(
         (1 - 0.95 * low_ms / 9) / (1.05 * high_ms / 9 - 1), rel=1e-5
     )
