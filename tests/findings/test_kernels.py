@@ -5,12 +5,21 @@ from __future__ import annotations
 import gzip
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tracekit import analyze
 from tracekit.errors import OptionError
-from tracekit.findings.kernels import MAX_KERNELS, kind_of_product, product_sizes, reason_of
+from tracekit.findings.kernels import (
+    MAX_KERNELS,
+    common_device,
+    fewest_multiprocessors,
+    find_slower_than,
+    kind_of_product,
+    product_sizes,
+    reason_of,
+)
 from tracekit.metrics.flop import flop
 
 BF16 = "c10::BFloat16"
@@ -321,3 +330,81 @@ def test_evaluation_traces_show_the_problem_in_their_name(name, case):
     findings = analyze(CORPUS / f"{name}.json.gz", gpu="MI300X").findings
     (finding,) = [finding for finding in findings if finding.code == "slow_kernel"]
     assert (finding.case, finding.share > MIN_EVALUATION_SHARE.get(name, 0.3)) == (case, True)
+
+
+@pytest.mark.parametrize(
+    ("limit_ns", "calls", "ns", "gain_ns"),
+    [
+        (70_000, 2, 200_000, 100_000),  # seven tenths of the limit are good
+        (70_000, 2, 100_000, None),
+        (700, 2, 20_000, 10_000),  # two kernels take 5 µs each whatever they do
+        (700, 2, 10_000, None),
+    ],
+)
+def test_an_operator_gains_what_it_takes_beyond_a_good_kernel(limit_ns, calls, ns, gain_ns):
+    row = {"op": "aten::mm", "module": None, "shapes": None, "calls": calls, "ns": ns}
+    found = list(find_slower_than(limit_ns, row, "product", 4, is_compute=True))
+    assert [(slow.ns, slow.limit_ns, slow.gain_ns) for slow in found] == (
+        [] if gain_ns is None else [(ns / 4, limit_ns / 4, pytest.approx(gain_ns / 4))]
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "shapes", "reason"),
+    [
+        ("attention", "[[16,512,32,128]]", "short_sequence"),
+        ("attention", "[[16,513,32,128]]", "attention"),
+        ("attention", "[[16,32,513,128]]", "attention"),  # heads before tokens
+        ("attention", "[[16,512,32]]", "attention"),
+        ("attention", "[]", "attention"),
+        ("convolution", "[[8,32,9,9],[64,1,3,3]]", "depthwise"),
+        ("convolution", "[[8,1,9,9],[64,1,3,3]]", "channels"),  # one channel, no groups
+        ("convolution", "[[8,16,9,9],[64,16,3,3]]", "convolution"),
+        ("convolution", "[[8,16,9,9],[60,16,3,3]]", "channels"),
+        ("convolution", "[[8,12,9,9],[64,12,3,3]]", "channels"),
+        ("convolution", "[[8,16,9,9]]", "convolution"),
+        ("product", "[[4096,4096]]", "product"),
+        ("elementwise", "[[7,7],[7,7]]", "elementwise"),
+        ("experts", "[[7,7],[7,7]]", "experts"),  # no sizes of experts
+    ],
+)
+def test_sizes_say_why_an_operator_is_slow(kind, shapes, reason):
+    assert reason_of("aten::op", kind, shapes, multiprocessors=132) == reason
+
+
+@pytest.mark.parametrize(("tokens", "reason"), [(64, "few_tokens"), (65, "experts")])
+def test_experts_of_64_tokens_each_are_few(tokens, reason):
+    """Of two experts each takes half of the tokens of one each."""
+    shapes = f"[[{2 * tokens},8],[2,12,8],[2,8,6],[{2 * tokens},1]]"
+    assert reason_of("fused_experts", "experts", shapes, multiprocessors=132) == reason
+
+
+def test_without_multiprocessors_few_tiles_are_no_reason():
+    assert (
+        reason_of("aten::mm", "product", "[[128,4096],[4096,128]]", multiprocessors=None)
+        == "product"
+    )
+
+
+@pytest.mark.parametrize(
+    ("devices", "device"),
+    [
+        ([("H200",), ("H200",)], "H200"),
+        ([("H200",), ("H100",)], None),
+        ([("H200",), ()], "H200"),
+        ([()], None),
+    ],
+)
+def test_the_gpu_is_known_if_all_ranks_name_the_same(devices, device):
+    sources = [SimpleNamespace(devices=names) for names in devices]
+    assert common_device(SimpleNamespace(analysis=SimpleNamespace(sources=sources))) == device
+
+
+@pytest.mark.parametrize(
+    ("counts", "fewest"), [([132, 66], 66), ([None, 132], 132), ([None], None)]
+)
+def test_multiprocessors_are_the_fewest_of_all_ranks(counts, fewest):
+    sources = [SimpleNamespace(multiprocessors=count) for count in counts]
+    assert (
+        fewest_multiprocessors(SimpleNamespace(analysis=SimpleNamespace(sources=sources))) == fewest
+    )

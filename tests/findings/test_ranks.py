@@ -11,6 +11,7 @@ from tests.kept import analysis_of
 from tracekit import analyze
 from tracekit.analysis.combine.stragglers import SlowGpu
 from tracekit.documents.analysis import ChangedStep, Evidence
+from tracekit.findings import ranks
 from tracekit.findings.ranks import KINDS_OF_CAUSE, RankFinding
 
 NO_EVIDENCE = SimpleNamespace(
@@ -218,3 +219,36 @@ def test_a_rank_that_was_late_in_one_step_is_not_priced_by_a_change_of_every_ste
     )
     assert (finding.change, finding.saves_ns, finding.cost_ns) == (None, None, 25)
     assert finding.is_bound
+
+
+@pytest.mark.parametrize(
+    ("other", "together"),
+    [
+        ({}, (1, 3)),
+        ({"late_with": ()}, (3,)),
+        ({"label": "tp_comm"}, (3,)),
+        ({"steps": ()}, (3,)),
+        ({"uncertain": True}, (3,)),
+        ({"cause": "slow_gpu"}, (3,)),
+        ({"cause": None}, (3,)),
+        ({"rank": 2, "late_with": (3,)}, (3,)),  # rank 3 is not late with it
+        ({"rank": 7}, (3,)),  # it has a finding
+    ],
+)
+def test_ranks_are_late_together_for_the_same_reason(monkeypatch, other, together):
+    usual = {
+        "rank": 1,
+        "late_with": (3,),
+        "label": "dp_comm",
+        "steps": (0,),
+        "uncertain": False,
+        "cause": "host_late",
+    }
+    row = SimpleNamespace(**{**usual, "rank": 3, "late_with": (1, 7)})
+    rows = [row, SimpleNamespace(**{**usual, **other})]
+    cause_of = lambda context, row: row.cause and SimpleNamespace(cause=row.cause)  # noqa: E731
+    monkeypatch.setattr(ranks, "main_cause", cause_of)
+    context = SimpleNamespace(analysis=SimpleNamespace(stragglers=SimpleNamespace(rows=rows)))
+    assert (
+        ranks.ranks_late_together(context, row, SimpleNamespace(cause="host_late"), {7}) == together
+    )

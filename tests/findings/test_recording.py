@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from docsite.finding_examples import example_of
 from tests.kept import analysis_of, diagnosis_of
 from tracekit import analyze, diagnose
 from tracekit.errors import Notice
@@ -328,3 +329,87 @@ def test_idle_time_within_the_resolution_of_the_times_is_no_finding(tmp_path, of
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
     cases = [finding.case for finding in analyze(path).findings if finding.code == "recording"]
     assert bool(cases) == is_found
+
+
+def idle_context(
+    *,
+    free_idle_ns=None,
+    has_host_calls=True,
+    has_stacks=False,
+    has_unread_stacks=False,
+    has_doubtful_clock=False,
+    found=(),
+    **total,
+):
+    """A step of 1,000 ns, 100 of them idle."""
+    known = {"pipeline": False, "idle_known": True, **total}
+    free_budget = None if free_idle_ns is None else SimpleNamespace(idle_ns=free_idle_ns)
+    return SimpleNamespace(
+        analysis=SimpleNamespace(
+            total=SimpleNamespace(**known),
+            role_results=SimpleNamespace(roles=known.pop("roles", ())),
+            tables={"steps": pl.DataFrame({"rank": [0], "start_ns": [1], "end_ns": [1_002]})},
+        ),
+        step=SimpleNamespace(
+            budget_ns=SimpleNamespace(idle_ns=100), free_budget_ns=free_budget, marked=True
+        ),
+        has_host_calls=has_host_calls,
+        has_stacks=has_stacks,
+        has_unread_stacks=has_unread_stacks,
+        found=found,
+        captured_launches=0,
+        has_doubtful_clock=has_doubtful_clock,
+        share=lambda ns: ns / 1_000,
+    )
+
+
+def host_finding(code, cost_ns):
+    return example_of(code, cost_ns=cost_ns, share=cost_ns / 1_000)
+
+
+@pytest.mark.parametrize(
+    ("context", "findings", "stated"),
+    [
+        ({}, [], ("idle", 100)),
+        ({"has_host_calls": False}, [], ("idle_host_unknown", 100)),
+        ({"has_stacks": True}, [], ("idle_with_stacks", 100)),
+        ({"has_unread_stacks": True}, [], ("idle_with_stacks", 100)),
+        ({}, [host_finding("compile", 49)], ("idle", 51)),
+        ({}, [host_finding("compile", 50)], None),  # a twentieth of the step is left
+        ({}, [host_finding("compile", 200)], None),
+        ({}, [host_finding("slow_kernel", 90)], ("idle", 100)),  # not about the host
+        ({"pipeline": True}, [], None),
+        ({"roles": ("actor",)}, [], None),
+        ({"idle_known": False}, [], None),
+        ({"has_doubtful_clock": True}, [], None),  # its notice says so
+        ({"free_idle_ns": 51}, [], ("idle", 51)),  # without the profiler
+        ({"free_idle_ns": 50}, [], None),
+    ],
+)
+def test_idle_time_beyond_a_twentieth_that_no_finding_explains_is_stated(context, findings, stated):
+    found = list(UnexplainedIdle.find(idle_context(**context, found=findings)))
+    assert [(finding.case, finding.cost_ns) for finding in found] == (
+        [] if stated is None else [stated]
+    )
+
+
+def source(**facts):
+    return Source("rank0.json", "kineto", 0, "name", **facts)
+
+
+def test_of_65_ranks_without_a_trace_64_are_named():
+    result = SimpleNamespace(rank=0, whole=SimpleNamespace(budget=SimpleNamespace(span_ns=100)))
+    budget = SimpleNamespace(exposed_ns={"dp_comm": 10})
+    analysis = SimpleNamespace(
+        total=SimpleNamespace(wait_ns={"dp_comm": None}, budget=budget),
+        sources=[source(world_size=66)],
+        world_size=66,
+        rank_results=[result],
+        notices=(),
+        tables={"operations": pl.DataFrame({"group": ["0"]})},
+    )
+    context = SimpleNamespace(
+        analysis=analysis, step=SimpleNamespace(budget_ns=budget), share=lambda ns: ns / 100
+    )
+    (finding,) = WaitingUnknown.find(context)
+    assert (finding.case, finding.ranks) == ("ranks", tuple(range(1, 65)))

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
 
 from tracekit import analyze
+from tracekit.findings import remedies
 from tracekit.graph.change import parse_change
-from tracekit.metrics.alternatives.fusion import Fused
+from tracekit.metrics.alternatives.attention import FusedAttention
+from tracekit.metrics.alternatives.fusion import Fused, FusedLoss
 from tracekit.metrics.alternatives.images import SLOWER_IN_16_BITS, slower_remedies
+from tracekit.metrics.alternatives.own import NO_OWN_ADVICE
+from tracekit.metrics.alternatives.stalls import FreeCpu
 from tracekit.metrics.event_work import PATTERNS
 from tracekit.metrics.rank_work import RankWork
 from tracekit.metrics.speeds import Speeds
@@ -590,3 +595,58 @@ def test_fused_kernels_are_advised_for_what_was_found(findings_of, operators, ke
         assert kernels in advice
     else:
         assert "torch.nn" not in advice
+
+
+def advised(monkeypatch, entry, *, events=16, **predicted):
+    """The findings of a change that is predicted to save 50 of 1,000 ns of work of this many kernels."""
+    saving = {
+        "measured_ns": 1_000,
+        "free_ns": None,
+        "saves_ns": 50,
+        "saves_range_ns": (20, 80),
+        **predicted,
+    }
+    monkeypatch.setattr(
+        remedies, "select_remedies", lambda graph, change: pl.DataFrame({"event": [1]})
+    )
+    work = remedies.ChangedWork(
+        ns=300.0, events=events, whats=("norm", "loss"), op="op", module=None
+    )
+    monkeypatch.setattr(remedies, "changed_work", lambda context, change: work)
+    monkeypatch.setattr(remedies, "longest_places", lambda context, graph, change: ())
+    context = SimpleNamespace(
+        analysis=SimpleNamespace(
+            graph=SimpleNamespace(graph=None), advice=NO_OWN_ADVICE, sources=()
+        ),
+        predict=lambda change: SimpleNamespace(**saving),
+        share=lambda ns: ns / 1_000,
+        framework=None,
+        vendor="NVIDIA",
+        found=[],
+    )
+    return [
+        (finding.variant, finding.cost_ns, finding.saves_ns, finding.saves_range_ns)
+        for finding in remedies.kind_of_alternative(entry).find(context)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "options", "found"),
+    [
+        (Fused(), {}, ("norm", 300, 50, (20, 80))),
+        (Fused(), {"events": 15}, None),  # a mask or a position
+        (FusedAttention(), {"events": 15}, ("norm", 300, 50, (20, 80))),
+        (FusedLoss(), {"events": 1}, ("", 300, 50, (20, 80))),
+        (FusedAttention(), {"saves_ns": 49}, None),
+        (FusedAttention(), {"saves_ns": None}, None),
+        (
+            FusedAttention(),
+            {"free_ns": 980, "saves_ns": 49},
+            ("norm", 300, 49, (20, 80)),
+        ),
+        (FusedAttention(), {"free_ns": 2_000, "saves_ns": 99}, None),
+        (FreeCpu(), {}, ("", 300, 50, (0, 50))),
+    ],
+)
+def test_a_change_that_saves_a_twentieth_of_the_step_is_advised(monkeypatch, entry, options, found):
+    assert advised(monkeypatch, entry, **options) == ([] if found is None else [found])

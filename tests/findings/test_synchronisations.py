@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tracekit.findings.synchronisations import who_waits
+
 SCALER = "aten::_amp_foreach_non_finite_check_and_unscale_"
 
 
@@ -43,3 +45,16 @@ def test_advice_follows_who_waits(findings_of, op, times, other, case):
     assert finding.case == case
     says_log = "log every N steps" in finding.advice
     assert says_log is (case == "value")
+
+
+@pytest.mark.parametrize(
+    ("op", "call", "case"),
+    [
+        (None, "cudaStreamSynchronize", "explicit"),
+        ("aten::mm", "cudaStreamSynchronize", ""),  # an operator asks, not the program
+        (None, "cudaMemcpyAsync", ""),
+        (None, None, ""),
+    ],
+)
+def test_a_program_that_synchronises_does_so_outside_of_operators(op, call, case):
+    assert who_waits(None, op, call, count=1) == case

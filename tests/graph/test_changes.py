@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -625,3 +626,46 @@ def test_fewer_reductions_leave_gathers_as_they_are():
 def test_reductions_that_kernels_do_not_name_are_refused():
     row = graph_of(*step_of_ranks(10, 20)).predict([parse_change("dp_comm reductions x0.5")])
     assert "do not tell reductions apart" in row.why_not
+
+
+def margin_ns(replayed_ns=0, *, times_ns=(1_000, 1_000, 1_000), **path_ns):
+    """Half width of a range of steps with these times, with this time on the critical path by label."""
+    bounds = pl.DataFrame({"step": range(len(times_ns)), "time_ns": times_ns})
+    predicting = SimpleNamespace(graph=SimpleNamespace(measured_bounds=bounds), clock_error_ns=0)
+    predicting.deviation_of_steps = WhatIfGraph.deviation_of_steps.func(predicting)
+    labels = [None if label == "host" else label for label in path_ns]
+    parts = pl.DataFrame(
+        {"label": labels, "ns": list(path_ns.values())},
+        schema={"label": pl.String, "ns": pl.Int64},
+    )
+    return WhatIfGraph.range_margin_ns(predicting, replayed_ns, parts)
+
+
+@pytest.mark.parametrize(("measured_ns", "left_ns"), [(400, 160), (600, 240), (700, 340)])
+def test_a_graph_of_longer_steps_than_the_runs_takes_off_the_same_share(measured_ns, left_ns):
+    """Of the graph's steps of 600 ns the replay leaves 240."""
+    graph = SimpleNamespace(measured_step_ns=600, step_ns=lambda _: 240)
+    predicting = SimpleNamespace(graph=graph, measured_ns=measured_ns)
+    assert WhatIfGraph.replayed_ns(predicting, pl.DataFrame()) == left_ns
+
+
+def test_a_prediction_is_uncertain_by_a_twentieth_at_least():
+    assert margin_ns(1_000) == pytest.approx(50)
+
+
+def test_one_slow_step_among_four_does_not_widen_the_range_of_the_others():
+    assert margin_ns(1_000, times_ns=[1_000, 1_000, 1_000, 10_000]) == pytest.approx(50)
+    assert margin_ns(1_000, times_ns=[800, 900, 1_100, 1_200]) == pytest.approx(150)
+
+
+def test_transfers_vary_by_fifteen_percent_and_hosts_by_twenty():
+    assert margin_ns(dp_comm=1_000) == pytest.approx(150)
+    assert margin_ns(host=1_000) == pytest.approx(200)
+    assert margin_ns(dp_comm=1_000, host=1_000) == pytest.approx(250)  # 3, 4 and 5
+
+
+@pytest.mark.parametrize(("saves_ns", "is_proposed"), [(10, False), (11, True)])
+def test_a_change_that_saves_more_than_a_hundredth_is_proposed(saves_ns, is_proposed):
+    row = SimpleNamespace(saves_ns=saves_ns, measured_ns=1_000, free_ns=None)
+    predicting = SimpleNamespace(_candidates=lambda: ["balance"], predict=lambda changes: row)
+    assert bool(WhatIfGraph.best_changes(predicting)) is is_proposed

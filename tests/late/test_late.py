@@ -9,6 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from tests.late.test_pipeline_order import pipeline_dumps
 from tests.recorders import ddp_dumps, dump, entry, log_line, write_dumps, write_log
 from tracekit.errors import InputError
 from tracekit.late import late
@@ -411,3 +412,19 @@ def test_every_operation_is_compared_with_an_independent_count():
             assert row["late_ns"] == -row["duration_ns"] - others[1]
             assert row["wait_ns"] == row["duration_ns"] - min(durations.values())
     assert arrivals.filter(pl.col("op") == "broadcast").is_empty()  # a root may leave early
+
+
+@pytest.mark.parametrize(("timed", "basis"), [(10, "durations"), (9, "calls")])
+def test_durations_count_if_half_of_the_operations_have_them(tmp_path, timed, basis):
+    dumps = ddp_dumps(2, 10, warm_up=False)
+    for content in dumps:
+        assert len(content["entries"]) == 20
+        for made in content["entries"][timed:]:
+            del made["duration_ms"]
+    assert late(write_dumps(tmp_path, dumps)).document.basis == basis
+
+
+@pytest.mark.parametrize(("microbatches", "found"), [(2, True), (1, False)])
+def test_four_messages_make_a_stage(tmp_path, microbatches, found):
+    dumps = pipeline_dumps("gpipe", stages=2, microbatches=microbatches, steps=1)
+    assert bool(late(write_dumps(tmp_path, dumps)).document.pipelines) is found

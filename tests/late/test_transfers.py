@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+import polars as pl
 import pytest
 
 from tests.recorders import ddp_dumps, dump, entry, write_dumps
-from tracekit.late import late
+from tracekit.late import late, transfers
 
 MS = 1_000_000
 LARGE = (2_000_000,)
@@ -83,3 +85,37 @@ def test_a_group_slower_than_the_others_is_named(tmp_path, slow_ms, found):
     assert [(link.kind, link.ranks) for link in links] == (
         [("slower_than_others", (4, 5))] if found else []
     )
+
+
+@pytest.mark.parametrize(("slow", "found"), [(161.0, True), (159.0, False)])
+def test_a_slow_link_stands_out_from_its_noise_by_six_deviations(slow, found):
+    times = np.array([90.0, 110.0] * 12 + [slow] * 24)
+    assert (transfers.find_slower_for_good(times) is not None) is found
+
+
+@pytest.mark.parametrize(("slow", "found"), [(5, True), (4, False)])
+def test_a_change_has_a_sixth_of_the_transfers_on_either_side(slow, found):
+    """Of 48 transfers the last 8 are one side at least: 5 slow ones are most of them, 4 are not."""
+    times = np.array([100.0] * (48 - slow) + [300.0] * slow)
+    assert (transfers.find_slower_for_good(times) is not None) is found
+
+
+@pytest.mark.parametrize(("groups", "found"), [(2, False), (3, True)])
+def test_a_group_is_compared_with_two_others(groups, found):
+    rows = []
+    for group in range(groups):
+        for i in range(12):
+            rows.append(
+                (
+                    str(group),
+                    "all_reduce",
+                    1 << 20,
+                    100 * group + i,
+                    i,
+                    2,
+                    300 if group == 0 else 100,
+                    i,
+                )
+            )
+    table = pl.DataFrame(rows, schema=transfers.TRANSFERS, orient="row")
+    assert bool(transfers.find_slow_links(table, {})) is found
