@@ -239,7 +239,7 @@ def test_transfers_and_few_steps_that_differ_widen_the_range():
         for _ in range(2)
     ]
     free = with_recording(graph_of(*ranks), 0).free_step
-    low, high = 1 - math.hypot(0.06, 0.12), 1 + math.hypot(0.08, 0.12)
+    low, high = 1 - math.hypot(0.04, 0.12), 1 + math.hypot(0.05, 0.12)
     assert free.range_ns == pytest.approx((low * 100 * MS, high * 100 * MS), rel=1e-6)
     lengths, start, rows = (100, 110, 130), 0, []
     for step, length in enumerate(lengths):
@@ -247,7 +247,7 @@ def test_transfers_and_few_steps_that_differ_widen_the_range():
         start += length
     free = with_recording(graph_of(rows), 0).free_step
     varies = 10 / 110 / math.sqrt(3)
-    low, high = 1 - math.hypot(0.06, varies), 1 + math.hypot(0.08, varies)
+    low, high = 1 - math.hypot(0.04, varies), 1 + math.hypot(0.05, varies)
     assert free.range_ns == pytest.approx((low * free.time_ns, high * free.time_ns), rel=1e-6)
 
 
