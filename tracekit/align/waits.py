@@ -292,6 +292,7 @@ def find_stragglers(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
             pl.col("wait_is_bound", "is_shared").any(),
         )
         .filter(pl.col("wait_ns") > 0)
+        .with_columns(pl.col("label").cast(pl.String))
     )
     by_rank = in_match.group_by(key).agg(
         pl.col("off_ns").sum(),
@@ -361,8 +362,7 @@ def _charges(members: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     wait_ns = np.where((rank == rank[last]) | ~is_longest, 0, members["wait_ns"].to_numpy())
     is_last_of_all = last == last_of_match(members["match"].to_numpy(), start)
     lead_ns = _lead_of_last(members["match"].to_numpy(), start)
-    columns = ("match", pl.col("label").cast(pl.String), "waited_for", "wait_is_bound")
-    waits = members.select(columns).with_columns(
+    waits = members.select("match", "label", "waited_for", "wait_is_bound").with_columns(
         rank=rank[last],
         arrival_ns=start[last],
         wait_ns=wait_ns,

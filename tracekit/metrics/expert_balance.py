@@ -33,12 +33,11 @@ def measure_expert_balance(operations: pl.DataFrame, members: pl.DataFrame) -> p
             *operations*.
 
     """
-    received = operations.with_row_index("row").select(
-        pl.col("row").cast(pl.Int64), "received", "pass"
+    dispatched = members.filter(pl.col("label") == "ep_dispatch").select(
+        "match", "rank", "group", "wait_ns", "row"
     )
     dispatches = (
-        members.filter(pl.col("label") == "ep_dispatch")
-        .join(received, on="row", how="left")
+        dispatched.hstack(operations.select("received", "pass")[dispatched["row"]])
         .filter(
             (pl.col("pass") == "forward") & pl.col("received").is_not_null().all().over("match")
         )
@@ -193,19 +192,16 @@ def _find_exchanges(
         "received",
     )
     # An operation may be a member of several matches: the first counts.
-    first_match = members.unique("row", keep="first", maintain_order=True)
+    first_match = members.select("row", "match", "wait_ns", "transfer_ns").unique(
+        "row", keep="first", maintain_order=True
+    )
     is_combine = pl.col("label") == "ep_combine"
     # Combines before this one.
     exchange_number = is_combine.cum_sum().over("rank") - is_combine.cast(pl.UInt32)
     exchange_ops = (
         operations.select(*columns, row=pl.int_range(pl.len()))
         .filter(is_exchange.fill_null(False))
-        .join(
-            first_match.select("row", "match", "wait_ns", "transfer_ns"),
-            on="row",
-            how="left",
-            maintain_order="left",
-        )
+        .join(first_match, on="row", how="left", maintain_order="left")
         .sort("rank", "order_ns")
         .with_columns(exchange=exchange_number)
         .join(work, on=["rank", "id"], how="left", maintain_order="left")

@@ -262,9 +262,8 @@ def explain_stragglers(
         rows = _explain_rows(
             stragglers, pairs, figures, operations, multiprocessors, has_shapes=has_shapes
         )
-    has_compared_collectives = not operations.filter(
-        ~is_message & pl.col("wait_ns").is_not_null()
-    ).is_empty()
+    is_compared_collective = ~is_message & pl.col("wait_ns").is_not_null()
+    has_compared_collectives = bool(operations.select(is_compared_collective.any()).item())
     waits = pairs.group_by("label", "step", rank="last_rank").agg(pl.col("wait_ns").sum())
     return Stragglers(
         rows=tuple(rows),
