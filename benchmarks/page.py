@@ -48,8 +48,10 @@ def blown_up(ranks, cells):
         pl.col("start").cast(pl.Int64).alias("ideal_start_ns"), pl.col("end").cast(pl.Int64).alias("ideal_end_ns"),
         late.alias("shift_ns"),
     )  # fmt: skip
-    match = structs.replace(found.schedule.head.match, schedule=plan)
-    head = structs.replace(found.schedule.head, cells=big, match=match, ideal_ns=int(done.makespan))
+    match = structs.replace(found.comparison.head.match, schedule=plan)
+    head = structs.replace(
+        found.comparison.head, cells=big, match=match, ideal_ns=int(done.makespan)
+    )
     one = found.rank_results[0]
     span = int(done.makespan)
     tables = dict(found.tables)
@@ -62,7 +64,7 @@ def blown_up(ranks, cells):
         found,
         rank_results=tuple(structs.replace(one, rank=r) for r in range(ranks)),
         tables=tables,
-        schedule=structs.replace(found.schedule, head=head),
+        comparison=structs.replace(found.comparison, head=head),
     )
 
 

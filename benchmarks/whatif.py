@@ -35,7 +35,7 @@ def recorded(folder):
     """Return the analysis of every schedule recorded in *folder*, by (name, chunks)."""
     found = {}
     for run in sorted(path for path in folder.iterdir() if path.is_dir()):
-        schedule = analyze(run, what_if=True).schedule
+        schedule = analyze(run, what_if=True).comparison
         if schedule is None:
             print(f"{run}: no schedule was found", file=sys.stderr)
             continue

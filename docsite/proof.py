@@ -165,7 +165,7 @@ def _deepseek_formulas() -> Iterator[Result]:
 
 def dualpipe_section() -> Section:
     """Return the formula at the durations of the sample's measured run, beside its simulated ideal."""
-    comparison = analyze(ROOT / "sample_traces/dualpipe").schedule
+    comparison = analyze(ROOT / "sample_traces/dualpipe").comparison
     if comparison is None:
         raise SystemExit("sample_traces/dualpipe: no schedule was recognised")
     durations = pl.col("ideal_end_ns") - pl.col("ideal_start_ns")
@@ -224,7 +224,7 @@ def eight_gpus_section() -> Section:
             MAX_FREE_STEP_ERROR,
         ),
     ]
-    compared = analysis.rates.communication.filter(
+    compared = analysis.rate_tables.communication.filter(
         pl.col("share_of_measured").is_not_null() & (pl.col("bytes") > pl.col("count") * 10**6)
     )
     for row in compared.iter_rows(named=True):
@@ -333,7 +333,7 @@ def prediction_section() -> Section:
     folder = ROOT / "sample_traces/schedules"
     comparisons = {}
     for name in ("1f1b", "interleaved"):
-        comparison = analyze(folder / name, what_if=True).schedule
+        comparison = analyze(folder / name, what_if=True).comparison
         if comparison is None:
             raise SystemExit(f"{folder / name}: no schedule was recognised")
         comparisons[name] = comparison

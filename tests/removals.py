@@ -33,7 +33,7 @@ class Statements:
     @classmethod
     def of(cls, analysis: Analysis) -> Statements:
         """Collect the statements of an analysis."""
-        rows = analysis.stragglers.rows
+        rows = analysis.stragglers
         return cls(
             caused_ns={(row.rank, row.label): row.caused_ns for row in rows},
             wait_ns={

@@ -198,8 +198,9 @@ def _sections(shown):
 
 @pytest.mark.slow
 def test_the_schedule_comes_back(run, saved):
-    back = tracekit.read_analysis(saved).document.schedule
-    held = run.schedule
+    back = tracekit.read_analysis(saved).schedule
+    assert back == run.schedule
+    held = run.comparison
     assert (back.name, back.pp, back.microbatches, back.virtual, back.exact) == (
         "1f1b",
         4,

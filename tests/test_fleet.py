@@ -188,7 +188,7 @@ def test_the_bad_rank_is_listed_by_path_and_the_rest_is_analyzed(serial, traces)
     assert messages["missing-ranks"] == f"1 of {RANKS} ranks is not here: {BAD}"
     assert serial.schedule.name == "1f1b"
     # Its pipeline's causes.
-    assert [held.gap_ns is None for held in serial.schedule.all].count(True) == 1
+    assert [held.gap_ns is None for held in serial.comparison.all].count(True) == 1
 
 
 def test_a_store_gives_the_same_json(serial, traces, tmp_path):

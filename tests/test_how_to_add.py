@@ -82,7 +82,7 @@ def test_a_schedule_is_generated_simulated_and_found_in_a_trace(tmp_path):
         # Three micro-batches, two stages, F + B = 3.
         assert simulate(schedule).makespan == 3 * 2 * 3
         write_run(Recipe(schedule), tmp_path)
-        comparison = analyze(tmp_path, workers=1).schedule
+        comparison = analyze(tmp_path, workers=1).comparison
         assert (comparison.name, comparison.microbatches, comparison.exact) == (
             "one-by-one",
             3,

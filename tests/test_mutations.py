@@ -127,7 +127,7 @@ def check_bubble(mutation, right, actual):
 
 
 def check_schedule(whole, left):
-    held = left.schedule
+    held = left.comparison
     if held is None:
         codes = {notice.code for notice in left.notices}
         assert whole.schedule is None or codes & WHY, f"a reason for no schedule, not {codes}"
@@ -135,7 +135,7 @@ def check_schedule(whole, left):
     assert whole.schedule is not None
     names = {
         whole.schedule.name,
-        *whole.schedule.head.match.ambiguous_with,
+        *whole.comparison.head.match.ambiguous_with,
         *held.head.match.ambiguous_with,
     }
     assert held.name in names

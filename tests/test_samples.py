@@ -106,7 +106,7 @@ def test_gemms_are_told_apart_on_every_rank(folder):
 
 @pytest.mark.parametrize("folder", [f for f in FOLDERS if "orders" in truth(f)])
 def test_the_schedule_and_every_order_come_back(folder):
-    expected, held = truth(folder), analysis(folder).schedule
+    expected, held = truth(folder), analysis(folder).comparison
     assert held is not None
     document = to_plain(held.to_document())
     assert (document["name"], document["pp"], document["microbatches"]) == (
@@ -150,7 +150,7 @@ def test_the_recorded_overlap_shows_its_lanes():
         .iter_rows()
     )
     assert copies == {"offload": expected["offload"], "onload": expected["onload"]}
-    phases = set(analysis("vpp-overlap").schedule.lanes["phase"].cast(pl.String))
+    phases = set(analysis("vpp-overlap").comparison.lanes["phase"].cast(pl.String))
     assert {"warm-up", "steady", "cool-down"} <= phases
 
 
@@ -169,7 +169,7 @@ def test_the_weight_update_comes_back(folder):
 
 
 def test_products_cost_what_pytorchs_own_counter_says():
-    expected, rates = truth("rates"), analysis("rates").rates
+    expected, rates = truth("rates"), analysis("rates").rate_tables
     assert rates.total.flop == expected["steps"] * expected["flop_per_step"]
     by_op = {
         name: flop / expected["steps"]
@@ -181,13 +181,13 @@ def test_products_cost_what_pytorchs_own_counter_says():
 
 
 def test_the_odd_width_is_the_slowest_large_product():
-    products = analysis("rates").rates.products.filter(op="aten::mm")
+    products = analysis("rates").rate_tables.products.filter(op="aten::mm")
     slowest = products.sort("share_of_peak").head(6)["shapes"].to_list()
     assert all("4093" in shapes for shapes in slowest)
 
 
 def test_the_favoured_rank_receives_what_the_router_sent_it():
-    expected, experts = truth("router"), analysis("router").rates.experts
+    expected, experts = truth("router"), analysis("router").rate_tables.experts
     received = {str(rank): count for rank, count in experts.select("rank", "received").iter_rows()}
     per_token = expected["steps"] * expected["bytes_per_token"]
     assert received == {
@@ -198,7 +198,7 @@ def test_the_favoured_rank_receives_what_the_router_sent_it():
 
 def test_the_recorded_router_is_uneven_where_it_was_made_so():
     """Every second layer sends 55 % of all tokens to rank 0: 2.2 times the mean of four ranks."""
-    rates = analysis("router").rates
+    rates = analysis("router").rate_tables
     first = rates.expert_layers.filter(pl.col("rank") == 0).sort(
         "expert_over_mean", descending=True
     )

@@ -60,7 +60,7 @@ def test_ranks_that_take_turns_on_one_gpu_keep_their_clocks():
 
 def test_each_kernel_waits_once_however_many_messages_it_carries():
     analysis = analysed("meg-1f1b")
-    first = analysis.stragglers.rows[0]
+    first = analysis.stragglers[0]
     assert (first.rank, first.label) == (1, "pp_comm")
     assert first.caused_ns / MS == pytest.approx(114.0, abs=0.05)
 
@@ -70,5 +70,5 @@ def test_few_collectives_of_each_pair_tie_its_clocks_by_their_ends():
     analysis = analysed("titan-fsdp-pp")
     uncertainty_ns = analysis.clocks.pair_uncertainty_ns
     assert max(uncertainty_ns[rank, rank + 1] for rank in (0, 2, 4, 6)) < MS
-    late = next(row for row in analysis.stragglers.rows if row.label == "pp_comm")
+    late = next(row for row in analysis.stragglers if row.label == "pp_comm")
     assert late.candidates == [3]

@@ -144,7 +144,7 @@ def test_where_a_clock_is_doubtful_the_schedule_is_found_by_the_order_of_launche
     cases = {notice.values["case"] for notice in analysis.notices if notice.code == "gpu-clock"}
     assert cases & set(WITHHOLDING_CASES)
     assert analysis.schedule.name == whole.schedule.name
-    assert analysis.schedule.head.orders() == whole.schedule.head.orders()
+    assert analysis.comparison.head.orders() == whole.comparison.head.orders()
 
 
 def test_a_drift_that_the_times_leave_open_is_least_and_said_to_be_unknown():

@@ -205,7 +205,7 @@ def slow_pair():
 
 
 def test_a_slow_pair_of_a_recording_is_named_and_not_one_of_the_two(slow_pair):
-    late = [row for row in slow_pair.stragglers.rows if row.steps]
+    late = [row for row in slow_pair.stragglers if row.steps]
     assert [row.rank for row in late] == [3, 2]
     assert [row.late_with for row in late] == [[2], [3]]
     assert late[0].caused_ns == pytest.approx(late[1].caused_ns, rel=0.01)
@@ -214,9 +214,9 @@ def test_a_slow_pair_of_a_recording_is_named_and_not_one_of_the_two(slow_pair):
 
 def test_a_pair_is_as_late_as_the_one_alone(slow_pair):
     """Ranks 0 and 1 wait for the pair as long as they waited for rank 2 by itself."""
-    alone = analysis_of(SAMPLES / "slow-ddp").stragglers.rows[0]
+    alone = analysis_of(SAMPLES / "slow-ddp").stragglers[0]
     assert (alone.rank, alone.late_with) == (2, [])
-    for row in slow_pair.stragglers.rows[:2]:
+    for row in slow_pair.stragglers[:2]:
         assert row.late_ns == pytest.approx(alone.late_ns, rel=0.1)
 
 
@@ -233,7 +233,7 @@ def test_the_advice_about_a_slow_pair_is_to_mend_both(slow_pair):
 
 def test_the_ratio_of_a_slow_pair_is_that_to_the_ranks_that_wait(slow_pair):
     """Both run kernels that no other rank has, because their GPUs have fewer multiprocessors."""
-    alone = analysis_of(SAMPLES / "slow-ddp").stragglers.rows[0]
-    for row in slow_pair.stragglers.rows[:2]:
+    alone = analysis_of(SAMPLES / "slow-ddp").stragglers[0]
+    for row in slow_pair.stragglers[:2]:
         assert row.why[0].cause == "slow_gpu"
         assert row.why[0].evidence.ratio == pytest.approx(alone.why[0].evidence.ratio, rel=0.05)

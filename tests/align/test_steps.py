@@ -272,9 +272,9 @@ def test_without_marks_budget_and_pipeline_count_the_same_steps(cut_marks):
     steps = list(range(len(marked.rank_results[0].steps)))
     assert len(steps) == 8
     assert [list(one.steps) for one in bare.rank_results] == [steps, steps]
-    assert sorted({held.pipeline.step for held in bare.schedule.all}) == steps
-    assert [held.measured_ns for held in bare.schedule.all] == [
-        held.measured_ns for held in marked.schedule.all
+    assert sorted({held.pipeline.step for held in bare.comparison.all}) == steps
+    assert [held.measured_ns for held in bare.comparison.all] == [
+        held.measured_ns for held in marked.comparison.all
     ]
     assert (
         bare.tables["operations"]["wait_ns"].to_list()

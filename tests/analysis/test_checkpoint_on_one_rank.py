@@ -36,7 +36,7 @@ def test_the_late_host_costs_the_whole_checkpoint_however_much_of_it_are_copies(
     [finding] = [row for row in analysis.findings if row.code == "late_host"]
     assert (finding.ranks, finding.steps) == ((1,), (6,))
     assert finding.cost_ns == pytest.approx(GAP_MS * MS / 3, rel=0.1)  # of three steps
-    [row] = [row for row in analysis.stragglers.rows if row.rank == 1]
+    [row] = [row for row in analysis.stragglers if row.rank == 1]
     assert row.why[0].cause == "host_late"
     assert row.why[0].ns > 0.9 * row.caused_ns
     assert row.why[0].evidence.copy_ns == pytest.approx(copied_share * GAP_MS * MS, rel=0.1)

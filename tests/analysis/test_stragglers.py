@@ -587,7 +587,7 @@ def test_causes_sum_to_the_waiting_in_any_mixture(seed):
 
 
 def explained(analysis, rank):
-    [row] = [row for row in analysis.stragglers.rows if row.rank == rank]
+    [row] = [row for row in analysis.stragglers if row.rank == rank]
     return row, {reason.cause: reason.ns / sum(item.ns for item in row.why) for reason in row.why}
 
 
@@ -607,8 +607,8 @@ def test_a_slow_gpu_and_a_late_host_in_one_recording_are_split():
     assert (late.kind, late.steps) == ("one_off", [6])
     assert late_causes["host_late"] > 0.9
     assert late.why[0].evidence.idle_ns == pytest.approx(80 * MS, rel=0.1)
-    assert analysis.stragglers.imbalance_share == 0
-    assert not any(row.steps for row in analysis.stragglers.rows if row.rank in {0, 3})
+    assert analysis.waiting.imbalance_share == 0
+    assert not any(row.steps for row in analysis.stragglers if row.rank in {0, 3})
 
 
 def test_a_slow_gpu_and_unequal_tokens_in_one_recording_are_split():
@@ -633,7 +633,7 @@ def test_a_slow_gpu_and_unequal_tokens_in_one_recording_are_split():
     step_5 = analysis.tables["lateness"].filter(pl.col("step") == 5)
     work = dict(step_5.select("rank", "work_ns").iter_rows())
     assert work[3] == min(work.values())
-    assert analysis.stragglers.imbalance["most_work_rank"].to_list()[:2] == [3, 2]
+    assert analysis.waiting.imbalance["most_work_rank"].to_list()[:2] == [3, 2]
 
 
 @needs_corpus
@@ -651,7 +651,7 @@ def test_the_late_host_of_a_recording_and_its_other_steps():
     assert (row.kind, row.steps) == ("one_off", [7])
     assert shares["host_late"] > 0.9
     others = analyze(folder, schedule="none", steps="4,5,6,8,9")
-    assert {reason.cause for row in others.stragglers.rows for reason in row.why} == {"unknown"}
+    assert {reason.cause for row in others.stragglers for reason in row.why} == {"unknown"}
 
 
 @needs_corpus
@@ -664,10 +664,8 @@ def test_the_tokens_and_the_most_loaded_ranks_of_a_recording():
         analysis.tables["tokens"].pivot("rank", index="step", values="tokens").drop("step").rows()
     )
     assert tokens == [tuple(step) for step in truth]
-    for row in analysis.stragglers.rows:
+    for row in analysis.stragglers:
         assert {reason.cause for reason in row.why} <= {"more_work", "unknown"}
     most = [max(step) for step in truth]
-    loaded = zip(
-        analysis.stragglers.imbalance["most_work_rank"].to_list(), truth, most, strict=True
-    )
+    loaded = zip(analysis.waiting.imbalance["most_work_rank"].to_list(), truth, most, strict=True)
     assert all(step[rank] == tokens for rank, step, tokens in loaded)

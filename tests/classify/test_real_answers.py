@@ -256,7 +256,7 @@ def test_fsdp_packs_gradients_in_a_pipeline_as_elsewhere(corpus):
     if not folder.is_dir():
         pytest.skip("the checked recordings are not here")
     analysis = analysis_of(folder)
-    schedule = analysis.schedule
+    schedule = analysis.comparison
     assert (schedule.name, schedule.exact) == ("interleaved", True)
     for order in schedule.head.orders():
         assert len(order) == 32

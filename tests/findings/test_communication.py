@@ -329,7 +329,7 @@ def found(
     monkeypatch.setattr(communication, "exposed_finding", lambda context, label, ns: (label, ns))
     context = SimpleNamespace(
         step=SimpleNamespace(budget_ns=SimpleNamespace(exposed_ns=exposed_ns)),
-        analysis=SimpleNamespace(schedule=schedule, total=SimpleNamespace(wait_ns=waits)),
+        analysis=SimpleNamespace(comparison=schedule, total=SimpleNamespace(wait_ns=waits)),
         free_exposed_share=lambda label: free_share,
     )
     return dict(ExposedTransfers.find(context))
@@ -421,12 +421,12 @@ def test_what_is_no_waiting_is_transfer_that_free_compute_can_hide(
 def test_the_rate_of_transfers_is_a_mean_by_their_time(rows, gb_per_s):
     schema = {"label": pl.String, "algorithm_gb_s": pl.Float64, "transfer_ns": pl.Int64}
     rates = SimpleNamespace(communication=pl.DataFrame(rows, schema=schema, orient="row"))
-    context = SimpleNamespace(analysis=SimpleNamespace(rates=rates))
+    context = SimpleNamespace(analysis=SimpleNamespace(rate_tables=rates))
     assert transfer_rate(context, "dp_comm") == gb_per_s
 
 
 def test_without_rates_that_of_transfers_is_not_known():
-    assert transfer_rate(SimpleNamespace(analysis=SimpleNamespace(rates=None)), "dp_comm") is None
+    assert transfer_rate(SimpleNamespace(analysis=SimpleNamespace(rate_tables=None)), "dp_comm") is None
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def context(
     any_change = None if saves_ns is None else changed_step(saves_ns)
     schedule = SimpleNamespace(gap_ns=gap_ns, head=head, compared_with="1f1b")
     return SimpleNamespace(
-        analysis=SimpleNamespace(schedule=schedule, tables={"operations": OPERATIONS}),
+        analysis=SimpleNamespace(comparison=schedule, tables={"operations": OPERATIONS}),
         uses_cuda_graphs=graphs,
         framework=None,
         predict=lambda *changes: (predictions or {}).get(changes, any_change),
@@ -68,7 +68,7 @@ def context(
 
 def test_what_the_profiler_adds_to_a_gap_is_a_part_of_it(samples):
     """Half of the waiting for messages and a quarter of the late launches are left without it."""
-    recorded = analysis_of(samples / "1f1b").schedule
+    recorded = analysis_of(samples / "1f1b").comparison
     assert "profiler" not in recorded.gap_ns
     split = recorded.with_profiler({"p2p": 0.5, "host": 0.25})
     assert sum(split.gap_ns.values()) == sum(recorded.gap_ns.values())

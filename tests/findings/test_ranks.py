@@ -51,12 +51,10 @@ SAVED_NS = {
 def context(
     *rows, pipeline_cause=None, slow_gpus=(), by_rank=None, because_ns=None, free_exposed_share=1.0
 ):
-    stragglers = SimpleNamespace(
-        rows=rows, pipeline_cause=lambda rank: pipeline_cause, slow_gpus=slow_gpus
-    )
+    waiting = SimpleNamespace(pipeline_cause=lambda rank: pipeline_cause, slow_gpus=slow_gpus)
     return SimpleNamespace(
         analysis=SimpleNamespace(
-            stragglers=stragglers, total=SimpleNamespace(because_ns=because_ns or {})
+            stragglers=rows, waiting=waiting, total=SimpleNamespace(because_ns=because_ns or {})
         ),
         free_exposed_share=lambda label: free_exposed_share,
         step=SimpleNamespace(per_step=(1, 2, 3, 4), time_ns_by_rank=by_rank or {}),
@@ -248,7 +246,7 @@ def test_ranks_are_late_together_for_the_same_reason(monkeypatch, other, togethe
     rows = [row, SimpleNamespace(**{**usual, **other})]
     cause_of = lambda context, row: row.cause and SimpleNamespace(cause=row.cause)  # noqa: E731
     monkeypatch.setattr(ranks, "main_cause", cause_of)
-    context = SimpleNamespace(analysis=SimpleNamespace(stragglers=SimpleNamespace(rows=rows)))
+    context = SimpleNamespace(analysis=SimpleNamespace(stragglers=rows))
     assert (
         ranks.ranks_late_together(context, row, SimpleNamespace(cause="host_late"), {7}) == together
     )

@@ -270,7 +270,7 @@ def context_of_ranks(*, late_step, late_ns, host_time):
             tables=tables,
             rank_results=(),
             step_kinds=(),
-            stragglers=SimpleNamespace(rows=(late,)),
+            stragglers=(late,),
         ),
         is_inference=False,
         step=SimpleNamespace(time_ns=100 * MS, per_step=tuple(steps), unusual=(steps[4],)),
@@ -327,7 +327,7 @@ def test_ranks_that_come_a_tenth_of_the_excess_late_are_waited_for(row, is_late)
         "late_ns_by_step": (0, 100),
     }
     rows = [SimpleNamespace(**{**usual, **row})]
-    context = SimpleNamespace(analysis=SimpleNamespace(stragglers=SimpleNamespace(rows=rows)))
+    context = SimpleNamespace(analysis=SimpleNamespace(stragglers=rows))
     assert late_ranks_of_step(context, SimpleNamespace(step=5), 1_000) == ((3,) if is_late else ())
 
 

@@ -45,7 +45,7 @@ def truth(samples):
 
 
 def test_peaks_are_the_allocators_own(run, truth):
-    for one, expected in zip(run.memory.figures.ranks, truth["memory"], strict=True):
+    for one, expected in zip(run.memory.ranks, truth["memory"], strict=True):
         measured = one
         assert measured.peak_bytes == expected["peak_bytes"]
         assert measured.by_phase["backward"] == Peak(*[expected["backward_cells_peak_bytes"]] * 2)
@@ -59,8 +59,8 @@ def test_peaks_are_the_allocators_own(run, truth):
 
 
 def test_a_chunk_holds_what_a_forward_cell_grew_by(run, truth):
-    for one, expected in zip(run.memory.figures.ranks, truth["memory"], strict=True):
-        chunks, grown = run.memory.chunks[one.rank], expected["grown_by_forward_bytes"][0]
+    for one, expected in zip(run.memory.ranks, truth["memory"], strict=True):
+        chunks, grown = run.allocations.chunks[one.rank], expected["grown_by_forward_bytes"][0]
         assert chunks.low <= 1.04 * grown
         assert chunks.high >= grown
         assert chunks.high <= 1.07 * grown  # the last stage's, with its loss
@@ -86,10 +86,10 @@ def test_the_json_says_so(run):
 
 def test_another_schedule_needs_what_it_was_seen_to_need(run):
     """GPipe of the same model, recorded beside it, held 1,989,396,992 bytes on its fullest rank."""
-    rows = {row.name: row for row in run.schedule.what_if if row.change == "schedule"}
+    rows = {row.name: row for row in run.comparison.what_if if row.change == "schedule"}
     low, high = rows["gpipe"].peak_bytes
     assert low <= 1_989_396_992 <= high < 1.1 * 1_989_396_992
-    assert rows["1f1b"].peak_bytes == (run.memory.figures.peak_bytes, run.memory.figures.peak_bytes)
+    assert rows["1f1b"].peak_bytes == (run.memory.peak_bytes, run.memory.peak_bytes)
     assert rows["dualpipe"].peak_bytes[1] is None  # twice the weights
     assert rows["gpipe"].fits is True
     assert rows["dualpipe"].fits is None
@@ -121,13 +121,13 @@ def held(capacity, *, base=100, chunk=10, chunks=4, optimizer=None):
     ids=str,
 )  # GPipe holds 8 chunks of 10 over 100; the allocator reserves 5 more than tensors hold
 def test_what_does_not_fit_is_marked(run, capacity, fits):
-    rows = held(capacity).with_needs(run.schedule).what_if
+    rows = held(capacity).with_needs(run.comparison).what_if
     (gpipe,) = (row for row in rows if row.name == "gpipe")
     assert (gpipe.peak_bytes, gpipe.fits) == ((180, 180), fits)
 
 
 def test_the_optimizer_is_the_least_that_any_schedule_needs(run):
-    rows = held(150, optimizer=200).with_needs(run.schedule).what_if
+    rows = held(150, optimizer=200).with_needs(run.comparison).what_if
     assert {row.fits for row in rows if row.peak_activations is not None and not row.ran} == {False}
 
 
@@ -136,8 +136,10 @@ def test_without_a_known_chunk_nothing_is_said_of_other_schedules(run):
     unknown = structs.replace(memory.chunks[0], low=None, high=None)
     bare = structs.replace(memory, chunks={0: unknown})
     plain = structs.replace(
-        run.schedule,
-        what_if=tuple(structs.replace(r, peak_bytes=None, fits=None) for r in run.schedule.what_if),
+        run.comparison,
+        what_if=tuple(
+            structs.replace(r, peak_bytes=None, fits=None) for r in run.comparison.what_if
+        ),
     )
     assert all(row.peak_bytes is None for row in bare.with_needs(plain).what_if)
 
@@ -153,9 +155,9 @@ def test_without_a_known_chunk_nothing_is_said_of_other_schedules(run):
     ids=str,
 )  # 1F1B on 4 ranks holds at most 4 chunks of 10 over 100, GPipe one for every micro-batch
 def test_other_numbers_of_micro_batches_need_what_they_hold(run, name, count, needs):
-    head = run.schedule.head
+    head = run.comparison.head
     match = structs.replace(head.match, schedule=generate(name, pp=4, microbatches=8))
-    comparison = structs.replace(run.schedule, head=structs.replace(head, match=match))
+    comparison = structs.replace(run.comparison, head=structs.replace(head, match=match))
     peak, fits = needs
     assert held(139).needed_with_microbatches(comparison, count) == ((peak, peak), fits)
 
@@ -169,19 +171,19 @@ def test_a_change_that_does_not_fit_is_named(run):
 
 
 def test_the_terminal_names_what_does_not_fit(run):
-    full = replace(run, schedule=held(150).with_needs(run.schedule), memory=held(150))
+    full = replace(run, comparison=held(150).with_needs(run.comparison), allocations=held(150))
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(render_table(what_if_table(alternatives(full.schedule)), 200))
+        console.print(render_table(what_if_table(alternatives(full.comparison)), 200))
     assert re.search(r"gpipe (< )?\S+ does not fit", captured.get())
 
 
 def test_the_page_holds_a_line_for_every_rank_on_its_lanes_axis(run):
     data = to_plain(timeline_data(run, PageClock(run)))
     assert [entry["rank"] for entry in data["ranks"]] == [
-        memory.rank for memory in run.memory.figures.ranks
+        memory.rank for memory in run.memory.ranks
     ]
-    for entry, memory in zip(data["ranks"], run.memory.figures.ranks, strict=True):
+    for entry, memory in zip(data["ranks"], run.memory.ranks, strict=True):
         line = unpacked(entry["memory"])
         assert (np.diff(line["time"]) >= 0).all()
         assert line["time"][-1] * 1000 <= data["end_ns"]

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 def test_bytes_can_be_limited(snapshots):
     leaking = analysis_of(snapshots / "leak")
-    peak = leaking.memory.figures.peak_bytes
+    peak = leaking.memory.peak_bytes
     assert tracekit.gate(leaking, require=[f"peak_bytes < {round(1.1 * peak)}"]).exit_code == 0
     assert tracekit.gate(leaking, require=[f"peak_bytes < {round(0.9 * peak)}"]).exit_code == 1
     assert tracekit.gate(leaking, require=["leaked_bytes < 1000"]).exit_code == 1

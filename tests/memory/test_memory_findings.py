@@ -19,7 +19,6 @@ from tracekit.documents.memory import (
     OutOfMemory,
 )
 from tracekit.findings.collect import find
-from tracekit.memory.combine import RunMemory
 from tracekit.memory.findings import (
     MemoryFinding,
 )
@@ -68,7 +67,7 @@ def findings_with(*, capacity=10 * PEAK, reserved=PEAK, **changes):
         line=MemoryLine([], [], []),
         contents=the_contents(**changes),
     )
-    memory = RunMemory(Memory(PEAK, [rank]))
+    memory = Memory(PEAK, [rank])
     context = SimpleNamespace(analysis=SimpleNamespace(memory=memory))
     return [finding.to_document() for finding in MemoryFinding.find(context)]
 

@@ -23,7 +23,7 @@ def test_memory_stands_above_the_cells_on_one_time_axis(samples):
     # them.
     assert all(max(line.get_ydata()) < 0 for line in curves)
     highest = [min(line.get_ydata()) for line in curves]
-    peaks = [rank.peak_bytes for rank in analysis.memory.figures.ranks]
+    peaks = [rank.peak_bytes for rank in analysis.memory.ranks]
     assert sorted(range(4), key=lambda rank: highest[rank]) == sorted(
         range(4), key=lambda rank: -peaks[rank]
     )
@@ -45,7 +45,7 @@ def test_the_flame_graph_is_as_wide_as_the_peak(samples):
     analysis = analysis_of(samples / "memory-snapshot")
     figure = analysis.plot.flame(rank=2)
     (axes,) = figure.axes
-    peak = analysis.memory.figures.ranks[2].peak_bytes
+    peak = analysis.memory.ranks[2].peak_bytes
     assert axes.get_xlim() == (0, peak)
     lowest = [patch for patch in axes.patches if patch.get_y() == 0]
     assert [patch.get_width() for patch in lowest] == [peak]

@@ -32,12 +32,12 @@ def truth(run, rank):
 
 
 def memory_of(run):
-    return analysis_of(FOLDER / run).memory.figures.ranks
+    return analysis_of(FOLDER / run).memory.ranks
 
 
 def measured_of(run, rank):
     """The tables behind what fills a rank's memory."""
-    return analysis_of(FOLDER / run).memory.contents[rank.rank]
+    return analysis_of(FOLDER / run).allocations.contents[rank.rank]
 
 
 def block_bytes(size):
@@ -225,7 +225,7 @@ def test_the_sample_holds_what_1f1b_asks_for(rank, in_flight):
 
 def test_the_sample_peaks_in_the_backward_that_the_trace_shows():
     """Counted without tracekit: at the time of most memory the trace's host is in operators of the backward."""
-    for rank in analysis_of(SAMPLE).memory.figures.ranks:
+    for rank in analysis_of(SAMPLE).memory.ranks:
         content = pickle.loads(
             gzip.decompress((SAMPLE / f"memory_rank{rank.rank}.pickle.gz").read_bytes())
         )

@@ -279,7 +279,7 @@ def test_a_run_on_two_gpus_of_a_machine_is_compared(tmp_path):
     """4 Mi elements of two bytes are 8 MiB; two H100 gather them in 37.04 µs elsewhere."""
     folder = write_all_gather(tmp_path, gpu_numbers=(0, 1), device="NVIDIA H100 80GB HBM3")
     result = analyze(folder, schedule="none")
-    (row,) = result.rates.communication.to_dicts()
+    (row,) = result.rate_tables.communication.to_dicts()
     assert row["bytes"] == 8 * MIB
     assert row["gpu_link_gb_s"] == 450
     assert row["measured_bus_gb_s"] == pytest.approx(8 * MIB / 2 / 37_040)
@@ -303,14 +303,14 @@ def test_a_run_on_two_gpus_of_a_machine_is_compared(tmp_path):
 )
 def test_a_run_on_a_shared_or_another_gpu_is_not_compared(tmp_path, gpu_numbers, device):
     folder = write_all_gather(tmp_path, gpu_numbers=gpu_numbers, device=device)
-    (row,) = analyze(folder, schedule="none").rates.communication.to_dicts()
+    (row,) = analyze(folder, schedule="none").rate_tables.communication.to_dicts()
     assert row["bus_gb_s"] is not None
     assert (row["measured_bus_gb_s"], row["gpu_link_gb_s"]) == (None, None)
 
 
 def test_ranks_that_share_a_gpu_are_not_compared_in_a_recording(samples):
     """Two ranks of the sample run on one H200."""
-    table = analysis_of(samples / "slow-ddp").rates.communication
+    table = analysis_of(samples / "slow-ddp").rate_tables.communication
     assert len(table)
     assert table["measured_bus_gb_s"].null_count() == len(table)
     assert table["gpu_link_gb_s"].null_count() == len(table)

@@ -156,7 +156,7 @@ def test_the_real_runs_flop_are_the_models(samples):
 
     8 micro-batches of 2 sequences of 512 tokens.
     """
-    result = analysis_of(samples / "1f1b").rates
+    result = analysis_of(samples / "1f1b").rate_tables
     tokens, gemms = 2 * 512, 2048 * (6144 + 2048 + 8192 + 8192)
     pairs = 2 * 16 * 512 * 512
     per_block = 3 * 2 * tokens * gemms + 2 * pairs * (2 + 5) * 128

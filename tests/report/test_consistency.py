@@ -81,7 +81,7 @@ def contradictions(analysis):
     for row in labels:
         if row.because_ns and abs(sum(row.because_ns.values()) - row.exposed_ns) > 1000:
             bad.append(f"{row.label}: causes do not add up to its exposed time")
-    schedule = analysis.schedule
+    schedule = analysis.comparison
     rungs = None if schedule is None else gap_rungs(schedule)
     if rungs is not None:
         parts = sum(rung.ns for rung in rungs if rung.kind != "total")
@@ -569,7 +569,7 @@ def test_the_story_of_a_diff_fits_its_numbers(samples, before, after):
 @pytest.mark.parametrize("sample", ["1f1b", "overlapped", "router"])
 def test_what_if_is_advertised_only_where_it_predicts(samples, sample):
     advertised = "`--what-if`" in getattr(what_if_hint(analysis_of(samples / sample)), "text", "")
-    schedule = analysis_of(samples / sample, what_if=True).schedule
+    schedule = analysis_of(samples / sample, what_if=True).comparison
     rows = (
         []
         if schedule is None
@@ -579,7 +579,7 @@ def test_what_if_is_advertised_only_where_it_predicts(samples, sample):
 
 
 def test_a_prediction_below_its_ideal_says_how_that_can_be(samples):
-    schedule = analysis_of(samples / "interleaved", what_if=True).schedule
+    schedule = analysis_of(samples / "interleaved", what_if=True).comparison
     below = [
         row for row in schedule.what_if if row.predicted_ns and row.predicted_ns < row.ideal_ns
     ]
@@ -635,7 +635,7 @@ def test_missing_ranks_are_in_the_first_line_of_the_shortest_output(samples, opt
 
 
 def test_another_schedule_is_compared_with_and_not_called_what_ran(samples):
-    schedule = analysis_of(samples / "1f1b", schedule="dualpipe").schedule
+    schedule = analysis_of(samples / "1f1b", schedule="dualpipe").comparison
     assert (schedule.name, schedule.compared_with, schedule.exact) == ("1f1b", "dualpipe", True)
     document = analysis_of(samples / "1f1b", schedule="dualpipe").to_dict()["schedule"]
     assert (document["name"], document["compared_with"]) == ("1f1b", "dualpipe")

@@ -197,7 +197,7 @@ def test_cells_stand_where_the_comparison_has_them(exported, analysis, which):
     document = exported[1]
     events, base = document["traceEvents"], document["baseTimeNanoseconds"]
     threads = names(events, "thread_name")
-    cells = analysis.schedule.cells
+    cells = analysis.comparison.cells
     origin = cells["start_ns"].min()
     start, end = (
         ("start_ns", "end_ns") if which == "measured" else ("ideal_start_ns", "ideal_end_ns")

@@ -151,11 +151,11 @@ def test_no_table_is_broader_than_the_terminal_and_no_label_is_cut(run, width):
 
 def test_bandwidths_that_no_link_or_memory_has_are_marked(run):
     analysis = run("router")
-    rates = analysis.rates
+    rates = analysis.rate_tables
     assert not any("not plausible" in note for note in communication_table(analysis).notes)
     # An H200's memory moves 4,800 GB/s.
     fast = rates.communication.with_columns(algorithm_gb_s=pl.lit(9000.0))
-    marked = replace(analysis, rates=structs.replace(rates, communication=fast))
+    marked = replace(analysis, rate_tables=structs.replace(rates, communication=fast))
     assert any(
         "not plausible" in note and "9,000 GB/s" in note
         for note in communication_table(marked).notes

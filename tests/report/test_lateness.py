@@ -48,10 +48,10 @@ def test_the_map_sums_to_the_stragglers_and_counts_every_candidate():
     """A wait that two ranks may have caused stands in the rows of both."""
     analysis = analysis_of("sample_traces/megatron-moe")
     expected: dict[int, int] = {}
-    for row in analysis.stragglers.rows:
+    for row in analysis.stragglers:
         for rank in row.candidates if row.uncertain else [row.rank]:
             expected[rank] = expected.get(rank, 0) + row.caused_ns
-    assert any(row.uncertain for row in analysis.stragglers.rows)
+    assert any(row.uncertain for row in analysis.stragglers)
     assert {rank: sum(waits_ns) for rank, waits_ns in lateness_map(analysis).rows} == expected
     page = render_html(analysis)
     assert "which of several ranks came last, each of them is counted" in page
@@ -75,7 +75,7 @@ def test_unequal_work_and_what_equal_work_saves_are_told_apart(slow_uneven):
     """The replay hides a part of the work under communication: what it saves is what the table of changes says."""
     balance = next(row for row in slow_uneven.changed_steps if row.change == "balance")
     work_ns = (
-        slow_uneven.stragglers.imbalance.group_by("step")
+        slow_uneven.waiting.imbalance.group_by("step")
         .agg(pl.col("cost_ns").max())["cost_ns"]
         .mean()
     )

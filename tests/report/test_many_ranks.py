@@ -246,5 +246,5 @@ def test_the_ranks_a_page_tells_about_have_their_lanes_in_it(pipelines, monkeypa
     merged = replace(pipelines, events=())  # as of a run with too many ranks to keep single events
     held = {entry["rank"] for entry in to_plain(timeline_data(merged, PageClock(merged)))["ranks"]}
     assert len(held) == 16
-    assert {0, 33, *pipelines.schedule.head.pipeline.ranks} <= held
+    assert {0, 33, *pipelines.comparison.head.pipeline.ranks} <= held
     assert {row.rank for row in stragglers(pipelines)[:3]} <= held

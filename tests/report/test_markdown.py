@@ -93,7 +93,7 @@ def test_the_gap_table_adds_up(seen, analysis):
     gap = next(table for table in seen.tables if table[0][1:3] == ["time", "of the gap"])
     times = [float(row[1].replace(" ms", "").replace("−", "-")) for row in gap[1:]]
     assert times[0] + sum(times[1:-1]) == pytest.approx(times[-1], abs=0.1 * len(times))
-    assert times[-1] == pytest.approx(analysis.schedule.head.measured_ns / 1e6, abs=0.06)
+    assert times[-1] == pytest.approx(analysis.comparison.head.measured_ns / 1e6, abs=0.06)
 
 
 def test_further_findings_warnings_and_kernels_are_folded(seen, analysis):

@@ -80,8 +80,8 @@ def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, w
     tables = Tables.of(
         {**tables, **{name: small.tables[name].clear() for name in ("host_time", "host_places")}}
     )
-    run = replace(small, rank_results=made, stragglers=stragglers, tables=tables)
-    return replace(run, changed_steps=(), graph=None, rates=None)
+    run = replace(small, rank_results=made, waiting=stragglers, tables=tables)
+    return replace(run, changed_steps=(), graph=None, rate_tables=None)
 
 
 def slower(run, *, by, steps=None):

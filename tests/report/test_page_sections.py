@@ -130,7 +130,7 @@ def test_the_timelines_path_is_that_of_the_analysis(look, runs):
 
 def test_the_marked_cells_are_those_of_the_path(runs):
     analysis, _ = runs("1f1b")
-    held, segments = analysis.schedule.head, analysis.critical_path.segments.filter(kind="cell")
+    held, segments = analysis.comparison.head, analysis.critical_path.segments.filter(kind="cell")
     marked = held.cells.with_columns(path_time_in_cells(analysis.critical_path, held)).filter(
         pl.col("path_ns") > 0
     )
@@ -180,7 +180,7 @@ def test_what_a_rank_without_a_named_schedule_hid_by_phase(look, runs, tmp_path)
     analysis, _ = runs("1f1b")
     lanes = pl.DataFrame(rows, schema=columns, orient="row")
     path = tmp_path / "one.html"
-    unnamed = replace(analysis, schedule=None, tables={**analysis.tables, "lanes": lanes})
+    unnamed = replace(analysis, comparison=None, tables={**analysis.tables, "lanes": lanes})
     path.write_text(render_html(unnamed), encoding="utf-8")
     page = look(path)
     # None of pairs.

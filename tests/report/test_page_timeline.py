@@ -346,7 +346,7 @@ def test_a_cell_opens_its_moment_and_says_what_it_waited_for(look, pages, analys
     page.keyboard.press("Enter")
     page.locator("#said", has_text="timeline of rank 1").wait_for(state="attached")
     analysis = analysed("1f1b")
-    cell = analysis.schedule.head.cells.filter(rank=1).sort("start_ns").row(0, named=True)
+    cell = analysis.comparison.head.cells.filter(rank=1).sort("start_ns").row(0, named=True)
     origin = PageClock(analysis).origin_ns
     start, end = (cell["start_ns"] - origin) / 1e6, (cell["end_ns"] - origin) / 1e6
     assert window(page) == pytest.approx(
@@ -377,7 +377,7 @@ def test_a_segment_of_the_path_opens_its_moment(look, pages, analysed):
     moment = [float(row.get_attribute(name)) for name in ("data-from", "data-to")]
     assert end - start == pytest.approx(2 * (moment[1] - moment[0]), rel=0.05)
     cell = row.locator("td").last.inner_text()
-    cells = analysed("1f1b").schedule.head.cells.filter(
+    cells = analysed("1f1b").comparison.head.cells.filter(
         (pl.col("rank") == int(rank))
         & (pl.format("{}{}{}", "stage", pl.col("op").cast(pl.String), "microbatch") == cell)
     )

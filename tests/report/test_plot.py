@@ -72,7 +72,7 @@ def test_every_plot_is_a_figure_and_takes_axes(pipeline, reload, name):
 @pytest.mark.parametrize("which", ["measured", "ideal"])
 def test_cells_are_drawn_where_they_ran(pipeline, which):
     figure = plot.schedule(pipeline, show=which)
-    cells = pipeline.schedule.head.cells
+    cells = pipeline.comparison.head.cells
     start, end = (
         ("start_ns", "end_ns") if which == "measured" else ("ideal_start_ns", "ideal_end_ns")
     )
@@ -90,20 +90,20 @@ def test_cells_are_drawn_where_they_ran(pipeline, which):
 
 def test_both_stand_on_one_time_axis(pipeline):
     ax = plot.schedule(pipeline).axes[0]
-    assert ax.get_xlim() == (0, pipeline.schedule.head.measured_ns / 1e6)
+    assert ax.get_xlim() == (0, pipeline.comparison.head.measured_ns / 1e6)
     assert [t.get_text() for t in ax.get_yticklabels()] == [f"rank {r}" for r in (0, 1, 2, 3)] * 2
     assert {"measured", "ideal"} <= {t.get_text() for t in ax.texts}
     idle = rectangles(ax, IDLE_COLOUR)
     assert sorted({round(r[1], 6) for r in idle}) == sorted(
         round(ns / 1e6, 6)
-        for ns in (pipeline.schedule.head.ideal_ns, pipeline.schedule.head.measured_ns)
+        for ns in (pipeline.comparison.head.ideal_ns, pipeline.comparison.head.measured_ns)
     )
 
 
 def test_overlapped_pairs_show_forward_above_backward(samples):
     analysis = analysis_of(samples / "overlapped")
     figure = plot.schedule(analysis, show="measured")
-    pairs = analysis.schedule.head.cells.filter(pl.col("op") == "FB").height
+    pairs = analysis.comparison.head.cells.filter(pl.col("op") == "FB").height
     halves = [r for r in rectangles(figure.axes[0], CELL_COLOURS["F"]) if r[3] - r[2] < 0.5]
     below = [r for r in rectangles(figure.axes[0], CELL_COLOURS["B"]) if r[3] - r[2] < 0.5]
     assert len(halves) == len(below) == pairs
@@ -124,7 +124,7 @@ def test_budget_bars_are_the_budget(pipeline):
 
 
 def test_the_waterfall_leads_from_the_ideal_to_the_run(pipeline):
-    held = pipeline.schedule
+    held = pipeline.comparison
     bars = plot.gap(pipeline).axes[0].patches
     assert bars[0].get_width() == pytest.approx(held.head.ideal_ns / 1e6)
     assert bars[-1].get_width() == pytest.approx(held.head.measured_ns / 1e6)

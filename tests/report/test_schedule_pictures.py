@@ -68,7 +68,7 @@ def test_halves_of_a_pair_share_the_row(dualpipe):
 
 
 def test_measured_and_ideal_layouts_hold_the_cells_of_the_comparison(samples):
-    held = analysis_of(samples / "overlapped").schedule.head
+    held = analysis_of(samples / "overlapped").comparison.head
     layouts = layout_pipeline(held)
     origin = held.cells["start_ns"].min()
     measured, ideal = layouts["measured"].cells, layouts["ideal"].cells

@@ -41,7 +41,7 @@ def test_no_user_name_of_a_stack_is_on_the_page(samples):
     """Lines of memory at the peak and findings that rest on them, from stacks below a home."""
     analysis = analysis_of(samples / "memory-snapshot")
     ranks = []
-    for rank in analysis.memory.figures.ranks:
+    for rank in analysis.memory.ranks:
         lines = [
             structs.replace(line, line=line.line and f"/home/ada/nets/{line.line}")
             for line in rank.contents.lines
@@ -50,7 +50,7 @@ def test_no_user_name_of_a_stack_is_on_the_page(samples):
     run = replace(
         analysis,
         memory=structs.replace(
-            analysis.memory, figures=structs.replace(analysis.memory.figures, ranks=ranks)
+            analysis.memory, figures=structs.replace(analysis.memory, ranks=ranks)
         ),
     )
     text = render_html(run)

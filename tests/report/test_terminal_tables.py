@@ -166,7 +166,7 @@ def test_layers_keep_their_names_and_are_split_by_label_whole_or_not_at_all(widt
         steps=1,
         is_place=lambda name: True,
     )
-    table = by_table(types.SimpleNamespace(by=by, rank_results=[None]))
+    table = by_table(types.SimpleNamespace(places=by, rank_results=[None]))
     text = "\n".join(printed(render_table(table, width), width))
     assert "layer 0" in text
     assert "layer 1" in text
@@ -176,7 +176,7 @@ def test_layers_keep_their_names_and_are_split_by_label_whole_or_not_at_all(widt
 
 def test_a_short_ideal_keeps_its_cells():
     """Megatron's ideal takes a twelfth of the run: on the run's axis its 32 cells per rank would have 7 columns."""
-    compared = analysis_of("sample_traces/megatron-moe").schedule.head
+    compared = analysis_of("sample_traces/megatron-moe").comparison.head
     lines = printed(gantt(compared, 160), 160)
     title = next(i for i, line in enumerate(lines) if line.strip().startswith("ideal"))
     stretch = round(compared.measured_ns / compared.ideal_ns)

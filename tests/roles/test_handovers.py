@@ -154,7 +154,7 @@ def test_three_ranks_that_are_last_in_turn(corpus):
     analysis = analysis_of(folder)
     named = {
         row.rank: (row.why[0].evidence.role, row.why[0].evidence.iterations)
-        for row in analysis.stragglers.rows
+        for row in analysis.stragglers
         if row.label == "dp_comm" and row.why[0].cause == "waited_itself"
     }
     assert named == {0: ("rollout", [0]), 1: ("rollout", [1])}

@@ -119,7 +119,7 @@ def test_products_of_a_gated_mlp(corpus, gpu):
     path = corpus / "models" / f"{gpu}_Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz"
     times = recording(path)[0].product_time()
     mlp, attention = times[1024, 2816] + times[2816, 1024], times[1024, 1024]
-    products = analyze(path, schedule="none").rates.products.filter(
+    products = analyze(path, schedule="none").rate_tables.products.filter(
         pl.col("op").is_in(["aten::mm", "aten::addmm"])
     )
     counted = {
@@ -154,7 +154,7 @@ def test_products_without_shapes_make_totals_lower_bounds(corpus):
     trace, _ = recording(path)
     named = [e["dur"] for e in trace.gpu if e["name"].startswith(("bmm_", "fmhaSm100a"))]
     analysis = analyze(path, schedule="none")
-    rates = analysis.rates
+    rates = analysis.rate_tables
     assert rates.total.uncounted_ns / 1000 == pytest.approx(sum(named), rel=0.01)  # some overlap
     assert rates.total.flop == trace.product_flop()
     assert analysis.to_document().rates.lower_bound

@@ -36,8 +36,8 @@ def analysis(name):
 def test_flop_are_those_counted_in_the_program(name):
     truth = truth_of(name)
     counted = truth["steps"] * (truth["forward_flop_per_step"] + truth["backward_flop_per_step"])
-    assert analysis(name).rates.total.flop == counted
-    assert analysis(name).rates.total.uncounted_ns == 0
+    assert analysis(name).rate_tables.total.flop == counted
+    assert analysis(name).rate_tables.total.uncounted_ns == 0
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -48,7 +48,7 @@ def test_forward_flop_by_module(name):
         for kind, pattern in KINDS:
             if re.search(pattern, module):
                 counted[kind] += truth["steps"] * sum(by_operator.values())
-    products = analysis(name).rates.products.filter(label="forward")
+    products = analysis(name).rate_tables.products.filter(label="forward")
     actual = {
         row["module"]: row["flop"]
         for row in products.group_by("module").agg(pl.sum("flop")).to_dicts()
@@ -60,7 +60,9 @@ def test_forward_flop_by_module(name):
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_each_linear_product_has_two_gradients_in_its_module(name):
-    products = analysis(name).rates.products.filter(pl.col("op").is_in(["aten::mm", "aten::addmm"]))
+    products = analysis(name).rate_tables.products.filter(
+        pl.col("op").is_in(["aten::mm", "aten::addmm"])
+    )
     flop = {(row["label"], row["module"]): row["flop"]
             for row in products.group_by("label", "module").agg(pl.sum("flop")).to_dicts()}  # fmt: skip
     for (label, module), forward in flop.items():

@@ -12,14 +12,17 @@ from typing import Any
 import msgspec
 import numpy as np
 import polars as pl
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
+from tracekit._util.columns import concat_ranks
+from tracekit.align.clocks import Clocks
 from tracekit.analysis.measure.tables import Measures, RankTables
 from tracekit.documents.analysis import (
     Bubble,
     Budget,
     Figures,
     HostActivity,
+    Memory,
     Phase,
     RankFigures,
     StepFigures,
@@ -33,11 +36,22 @@ from tracekit.metrics.causes import with_peers
 from tracekit.metrics.label_intervals import COMPUTE_SET, EXPOSABLE_LABELS, LABEL_SETS
 from tracekit.metrics.operations import has_unknown_wait, has_unseen_messages, may_be_message
 from tracekit.metrics.overlap import ratio
-from tracekit.schema import COMMUNICATION_LABELS, LABELS
+from tracekit.schema import COMMUNICATION_LABELS, LABELS, MEMORY_CURVE
 
 MAX_OPEN_SHARE = 0.5
 """Share of a label's time in operations that no other rank recorded, up to which the others' waits
 are a bound."""
+
+
+def memory_curve(memory: Memory, clocks: Clocks) -> pl.DataFrame:
+    """Return the ``MEMORY_CURVE`` of every rank, on the common clock.
+
+    Its times are the hosts', because memory is allocated at launch.
+    """
+    lines = {
+        rank.rank: pl.DataFrame(asdict(rank.line), schema=MEMORY_CURVE) for rank in memory.ranks
+    }
+    return clocks.align(concat_ranks(lines, MEMORY_CURVE), "at_ns")
 
 
 def make_figures(

@@ -1,7 +1,8 @@
 """The result of an analysis, which every report, gate and picture is made from.
 
-``BaseAnalysis`` is what an ``Analysis`` and one read back from JSON (``analysis.saved``) have
-in common.
+Its figures have the names and types of the JSON document. What only events tell stands beside them
+under names of its own (``comparison``, ``rate_tables``, ``graph``, …), and is None in an analysis that was
+read back from JSON (``analysis.saved``).
 """
 
 from __future__ import annotations
@@ -21,16 +22,23 @@ from tracekit.analysis.combine.stragglers import Stragglers
 from tracekit.analysis.measured import total_figures
 from tracekit.documents.analysis import (
     AnalysisDocument,
+    ByTable,
+    ComparedSchedule,
     Figures,
     Hiding,
+    Imbalance,
+    Lateness,
     Memory,
     RankFigures,
+    Rates,
     Reload,
     Slowdown,
     Step,
     StepKind,
+    Straggler,
     Workload,
 )
+from tracekit.documents.coding import known
 from tracekit.documents.findings import Place
 from tracekit.documents.roles import Iteration, PhaseBand, WeightUpdate
 from tracekit.errors import Notice, OptionError
@@ -125,52 +133,6 @@ class Computed(Generic[Result]):
         return Computed.of, (self(),)  # the function cannot be pickled
 
 
-class BaseAnalysis:
-    """The figures of every rank; ``tables`` holds them as polars tables."""
-
-    rank_results: tuple[RankFigures, ...]
-    tables: Mapping[str, pl.DataFrame]
-
-    @cached_property
-    def total(self) -> Figures:
-        """The figures of all ranks together: times are sums over ranks, shares are ratios of these sums."""
-        return total_figures(self.rank_results)
-
-    @property
-    def ranks(self) -> tuple[RankFigures, ...]:
-        """The figures of each rank, in the order of their numbers."""
-        return self.rank_results
-
-    def rank(self, rank: int) -> RankFigures:
-        """Return one rank's result."""
-        for result in self.rank_results:
-            if result.rank == rank:
-                return result
-        raise unknown_rank_error([rank], (result.rank for result in self.rank_results))
-
-    @overload
-    def to_pandas(self) -> dict[str, pd.DataFrame]: ...
-
-    @overload
-    def to_pandas(self, name: str) -> pd.DataFrame: ...
-
-    def to_pandas(self, name: str | None = None) -> dict[str, pd.DataFrame] | pd.DataFrame:
-        """Return the table *name* as a pandas data frame; without a name all tables, by name."""
-        if name is not None:
-            return self.tables[name].to_pandas()
-        return {table_name: table.to_pandas() for table_name, table in self.tables.items()}
-
-    def __repr__(self) -> str:
-        count = len(self.rank_results)
-        steps: set[int | None] = set()
-        for result in self.rank_results:
-            steps.update(result.steps)
-        parts = [counted(count, "rank"), *([counted(len(steps), "step")] if steps else [])]
-        what = "step time" if self.step.marked else "extent"
-        time = "unknown" if self.step.time_ns is None else ms(self.step.time_ns, digits=3)
-        return f"<Analysis: {', '.join(parts)}, {what} {time}>"
-
-
 class Role(msgspec.Struct, frozen=True, eq=False):
     """One kind of process, analysed as a run of its own."""
 
@@ -200,9 +162,6 @@ class MemoryOfRun(Protocol):
     @property
     def figures(self) -> Memory:
         """The figures of the document."""
-
-    def table(self, clocks: Clocks) -> pl.DataFrame:
-        """Return the memory of every rank over time, on the common clock."""
 
     def with_needs(self, comparison: ScheduleComparison) -> ScheduleComparison:
         """Return the comparison with the memory that each other schedule would need, if that can be estimated."""
@@ -250,7 +209,7 @@ class Rooms:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Analysis(BaseAnalysis):
+class Analysis:
     """The analysis of a run as data: where the step's time went on every rank.
 
     People get it as ``tracekit.results.AnalysisResult``, which can also be shown and saved.
@@ -263,15 +222,16 @@ class Analysis(BaseAnalysis):
     clocks: Clocks
     reload: Reload | None = None
     """The longest weight update by rank and lane, if the same processes broadcast and reload."""
-    rates: RunRates | None = None
-    """Speed of matrix products and communication, if shapes and sizes were recorded."""
-    memory: MemoryOfRun | None = None
-    """Memory that the ranks' allocators held; None if it was not recorded."""
-    schedule: ScheduleComparison | None = None
-    """Comparison of the run with its ideal (``tracekit.pipeline.against_ideal``); if None, the notices tell
-    why."""
-    stragglers: Stragglers = field(default_factory=Stragglers)
-    """Ranks that others wait for, in which steps and why."""
+    rate_tables: RunRates | None = None
+    """All matrix products and operations behind ``rates``; None if it was read from JSON."""
+    allocations: MemoryOfRun | None = None
+    """What is known of single allocations behind ``memory``; None if it was read from JSON."""
+    comparison: ScheduleComparison | None = None
+    """Every pipeline and step beside its ideal, with the cells behind ``schedule``
+    (``tracekit.pipeline.against_ideal``); None if it was read from JSON."""
+    waiting: Stragglers = field(default_factory=Stragglers)
+    """Tables of who waits for whom behind ``stragglers``, ``lateness`` and ``imbalance``; empty if it was
+    read from JSON."""
     hiding: Hiding | None = None
     """Time that hiding communication saved and cost; None if no compute ran beside
     communication."""
@@ -285,8 +245,8 @@ class Analysis(BaseAnalysis):
     from JSON, or has no GPU events."""
     changed_steps: tuple[ChangedStep, ...] = ()
     """Predicted step times with the changes that were asked for, or that would save most."""
-    by: By | None = None
-    """The step by layer, module, annotation or shape, if it was asked for."""
+    places: By | None = None
+    """The table behind ``by``; None if it was read from JSON."""
     notices: tuple[Notice, ...] = ()
     paths: tuple[str, ...] = field(default=())
     shapes: tuple[str, ...] = ()
@@ -314,7 +274,52 @@ class Analysis(BaseAnalysis):
     @cached_property
     def total(self) -> Figures:
         """The figures of all ranks together: times are sums over ranks, shares are ratios of these sums."""
-        return super().total if self.document is None else self.document.total
+        return total_figures(self.rank_results) if self.document is None else self.document.total
+
+    @cached_property
+    def schedule(self) -> ComparedSchedule | None:
+        """The pipeline compared with its ideal; if None, the notices tell why."""
+        if self.document is not None:
+            return self.document.schedule
+        return None if self.comparison is None else self.comparison.to_document()
+
+    @cached_property
+    def rates(self) -> Rates | None:
+        """Rates of matrix products and communication; None if shapes and sizes were not recorded."""
+        if self.document is not None:
+            return self.document.rates
+        return None if self.rate_tables is None else self.rate_tables.to_document()
+
+    @property
+    def memory(self) -> Memory | None:
+        """Memory that the ranks' allocators held; None if it was not recorded."""
+        if self.document is not None:
+            return self.document.memory
+        return None if self.allocations is None else self.allocations.figures
+
+    @property
+    def stragglers(self) -> Sequence[Straggler]:
+        """Ranks that others wait for, in which steps and why."""
+        return self.waiting.rows
+
+    @cached_property
+    def lateness(self) -> Lateness | None:
+        """Lateness by rank and step; None with one rank."""
+        return self.waiting.late_ranks() if self.document is None else self.document.lateness
+
+    @cached_property
+    def imbalance(self) -> Imbalance | None:
+        """Cost of unequal work; None if shapes were not recorded."""
+        if self.document is not None:
+            return self.document.imbalance
+        return self.waiting.imbalance_of_steps()
+
+    @cached_property
+    def by(self) -> ByTable | None:
+        """The step by layer, module, annotation or shape; None if it was not asked for."""
+        if self.document is not None:
+            return known(self.document.by, None)
+        return None if self.places is None else self.places.to_document()
 
     @cached_property
     def step(self) -> Step:
@@ -326,6 +331,40 @@ class Analysis(BaseAnalysis):
         if not self.total.idle_known:
             step = step.without_idle()
         return msgspec.structs.replace(step, kinds=list(self.step_kinds) or msgspec.UNSET)
+
+    @property
+    def ranks(self) -> tuple[RankFigures, ...]:
+        """The figures of each rank, in the order of their numbers."""
+        return self.rank_results
+
+    def rank(self, rank: int) -> RankFigures:
+        """Return one rank's result."""
+        for result in self.rank_results:
+            if result.rank == rank:
+                return result
+        raise unknown_rank_error([rank], (result.rank for result in self.rank_results))
+
+    @overload
+    def to_pandas(self) -> dict[str, pd.DataFrame]: ...
+
+    @overload
+    def to_pandas(self, name: str) -> pd.DataFrame: ...
+
+    def to_pandas(self, name: str | None = None) -> dict[str, pd.DataFrame] | pd.DataFrame:
+        """Return the table *name* as a pandas data frame; without a name all tables, by name."""
+        if name is not None:
+            return self.tables[name].to_pandas()
+        return {table_name: table.to_pandas() for table_name, table in self.tables.items()}
+
+    def __repr__(self) -> str:
+        count = len(self.rank_results)
+        steps: set[int | None] = set()
+        for result in self.rank_results:
+            steps.update(result.steps)
+        parts = [counted(count, "rank"), *([counted(len(steps), "step")] if steps else [])]
+        what = "step time" if self.step.marked else "extent"
+        time = "unknown" if self.step.time_ns is None else ms(self.step.time_ns, digits=3)
+        return f"<Analysis: {', '.join(parts)}, {what} {time}>"
 
     @property
     def critical_path(self) -> CriticalPath | None:
@@ -378,11 +417,11 @@ class Analysis(BaseAnalysis):
         """Slowdown of the pipeline by stage, kind of cell and rank; None without one."""
         if self.document is not None:
             return self.document.slowdown
-        if self.schedule is None:
+        if self.comparison is None:
             return None
         from tracekit.pipeline.against_ideal.replay import pipeline_slowdown
 
-        return pipeline_slowdown(self.schedule)
+        return pipeline_slowdown(self.comparison)
 
     def what_if(self, *changes: str) -> ChangedStep:
         """Return the predicted step with all *changes* at once, such as ``rank 2 like others`` or ``dp_comm x0.5``.

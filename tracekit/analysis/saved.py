@@ -15,6 +15,7 @@ from tracekit._util.text import counted, join_with_and
 from tracekit._version import __version__
 from tracekit.align.clocks import CLOCKS, Clocks
 from tracekit.analysis.combine.stragglers import Stragglers
+from tracekit.analysis.measured import memory_curve
 from tracekit.analysis.result import Analysis, Role, RoleResults, Tables
 from tracekit.documents import analysis as documents
 from tracekit.documents.analysis import (
@@ -30,7 +31,6 @@ from tracekit.documents.analysis import (
 from tracekit.documents.coding import known, read_document, rows, table_schema, to_plain
 from tracekit.documents.findings import Finding
 from tracekit.errors import InputError, Notice, NoticeValues
-from tracekit.memory.combine import RunMemory
 from tracekit.metrics.bandwidth import COPIES
 from tracekit.metrics.host.time_by_activity import HOST_TIME
 from tracekit.metrics.label_intervals import TIMELINE
@@ -122,7 +122,7 @@ def build_document(
         workload=analysis.workload,
         findings=findings_of(analysis),
         total=analysis.total,
-        schedule=None if schedule is None else schedule.to_document(),
+        schedule=schedule,
         # A schedule has the lanes in its own part of the document.
         lanes=lanes,
         critical_path=UNSET if path is None else rows(path.segments, PathSegment),
@@ -131,12 +131,12 @@ def build_document(
         what_if=list(analysis.changed_steps)
         if "changes" in show or analysis.changed_steps
         else UNSET,
-        by=UNSET if by is None else by.to_document(),
+        by=UNSET if by is None else by,
         **_roles(analysis.role_results, findings_of, show),
         hiding=analysis.hiding,
-        stragglers=list(analysis.stragglers.rows),
-        lateness=analysis.stragglers.late_ranks(),
-        imbalance=analysis.stragglers.imbalance_of_steps(),
+        stragglers=list(analysis.stragglers),
+        lateness=analysis.lateness,
+        imbalance=analysis.imbalance,
         slowdown=analysis.slowdown,
         clocks=documents.ClockAlignment(
             residual_ns=analysis.clocks.residual_ns,
@@ -147,8 +147,8 @@ def build_document(
         operators=rows(longest_operators, Operator),
         copies=rows(tables["copies"], documents.Copy),
         reload=analysis.reload,
-        rates=None if analysis.rates is None else analysis.rates.to_document(),
-        memory=None if analysis.memory is None else analysis.memory.figures,
+        rates=analysis.rates,
+        memory=analysis.memory,
         warnings=analysis.notices if path is None else (*analysis.notices, *path.notices),
     )
 
@@ -232,6 +232,8 @@ def analysis_of(document: AnalysisDocument) -> Analysis:
         worst_ns=document.clocks.worst_ns,
     )
     tables["clocks"] = clocks.table
+    if document.memory is not None:
+        tables["memory"] = memory_curve(document.memory, clocks)
     stragglers = Stragglers(rows=tuple(document.stragglers))
     for name, make_table in stragglers.tables().items():
         tables[name] = make_table()
@@ -251,8 +253,7 @@ def analysis_of(document: AnalysisDocument) -> Analysis:
         tables=Tables.of(tables),
         clocks=clocks,
         reload=document.reload,
-        memory=None if document.memory is None else RunMemory(document.memory),
-        stragglers=stragglers,
+        waiting=stragglers,
         hiding=document.hiding,
         changed_steps=tuple(known(document.what_if, ())),
         notices=(*document.warnings, _saved_notice(document)),

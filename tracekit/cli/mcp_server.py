@@ -200,7 +200,9 @@ class Tools:
             "figures": {
                 name.partition("/")[2]: round(value, 4) for name, value in scalars(analysis).items()
             },
-            "schedule": None if analysis.schedule is None else _schedule_summary(analysis.schedule),
+            "schedule": None
+            if analysis.comparison is None
+            else _schedule_summary(analysis.comparison),
             "tables": {name: len(table) for name, table in analysis.tables.items()},
             "warnings": [notice_sentence(notice) for notice in analysis.notices][
                 :MAX_ROWS_IN_ANSWER
@@ -254,7 +256,7 @@ class Tools:
         rest on.
         """
         analysis = self._analysis(path, what_if=not changes, changes=changes)
-        schedule = analysis.schedule
+        schedule = analysis.comparison
         return {
             "step_ns": analysis.step.time_ns,
             "free_step_ns": analysis.step.free_ns,

@@ -250,9 +250,9 @@ def _run_from_analysis(analysis: Analysis, *, name: str, keep: bool) -> Run:
     """Return the run of an analysis; one read back from JSON has no cells."""
     cells: list[CellTime] = []
     timeline: list[TimelineCell] = []
-    if analysis.schedule is not None:
-        typical_step = analysis.schedule.head.cells
-        cells = _median_cells(analysis.schedule.cells)
+    if analysis.comparison is not None:
+        typical_step = analysis.comparison.head.cells
+        cells = _median_cells(analysis.comparison.cells)
         if len(typical_step) <= MAX_TIMELINE_CELLS:
             timeline = _timeline(typical_step)
     run = from_analysis(document_of(analysis), name=name, cells=cells, timeline=timeline)

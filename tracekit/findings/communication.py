@@ -77,7 +77,7 @@ class ExposedTransfers(FindingKind, frozen=True, kw_only=True):
     @classmethod
     def find(cls, context: Context) -> Iterator[FindingKind]:
         exposed_ns = context.step.budget_ns.exposed_ns
-        schedule = context.analysis.schedule
+        schedule = context.analysis.comparison
         pageable_share = exposed_pageable_share(context)
         for label, label_ns in exposed_ns.items():
             ns = round(label_ns * context.free_exposed_share(label))
@@ -433,7 +433,7 @@ class LatestRank(NamedTuple):
 
 def _latest_rank(context: Context, label: str) -> LatestRank:
     """Return the rank that others certainly wait for longest in a label, and what it does meanwhile."""
-    rows = [row for row in context.analysis.stragglers.rows if row.label == label]
+    rows = [row for row in context.analysis.stragglers if row.label == label]
     total_ns = sum(row.caused_ns for row in rows)
     for row in rows:
         share = row.caused_ns / max(total_ns, 1)
@@ -611,7 +611,7 @@ def measure_transfer(context: Context, label: str, because_ns: Mapping[str, int]
 
 def transfer_rate(context: Context, label: str) -> float | None:
     """Return the mean algorithm bandwidth of a label's transfers, weighted by their time; None if unknown."""
-    rates = context.analysis.rates
+    rates = context.analysis.rate_tables
     if rates is None:
         return None
     rows = rates.communication.filter(

@@ -108,7 +108,7 @@ class SlowKernel(FindingKind, frozen=True, kw_only=True):
         reason = reason_of(
             first.op, first.kind, first.shapes, multiprocessors=fewest_multiprocessors(context)
         )
-        rates = context.analysis.rates
+        rates = context.analysis.rate_tables
         kind = KINDS_OF_REASON.get(reason, SlowKernel)
         yield kind(
             variant=reason,
@@ -375,7 +375,7 @@ KINDS_OF_REASON: dict[str, type[SlowKernel]] = {
 
 def _products(context: Context, rank_steps: int) -> Iterator[_SlowOperator]:
     """Yield matrix products, attentions, convolutions and fused experts that are slower than their limit."""
-    rates = context.analysis.rates
+    rates = context.analysis.rate_tables
     if rates is None:
         return
     bandwidth = memory_gb_s(common_device(context), multiprocessors=fewest_multiprocessors(context))
@@ -424,7 +424,7 @@ def _bounded_convolutions(context: Context) -> Iterator[dict[str, Any]]:
 
     With a stride they compute less, and would be further from their limit.
     """
-    rates = context.analysis.rates
+    rates = context.analysis.rate_tables
     device = common_device(context)
     if rates is None or device is None:
         return

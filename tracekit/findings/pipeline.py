@@ -37,7 +37,7 @@ class ScheduleGap(FindingKind, frozen=True, kw_only=True):
 
     @classmethod
     def find(cls, context: Context) -> Iterator[FindingKind]:
-        schedule = context.analysis.schedule
+        schedule = context.analysis.comparison
         if schedule is None:
             return
         gap_ns = schedule.gap_ns or {}
@@ -353,7 +353,7 @@ def _saving(predicted: ChangedStep) -> int:
 
 def _facts_of_part(context: Context, gap_ns: Mapping[str, int], cause: str) -> dict[str, Any]:
     """Return the fields of every finding about a part of the gap."""
-    schedule = context.analysis.schedule
+    schedule = context.analysis.comparison
     return {
         "gap_ns": sum(gap_ns.values()),
         "gap_part": cause,

@@ -36,9 +36,9 @@ class RankFinding(FindingKind, frozen=True, kw_only=True):
         nobody waits for, and of one of several replicas, for which only its own replica waits.
         """
         analysis = context.analysis
-        slow_gpus = {gpu.rank: gpu for gpu in analysis.stragglers.slow_gpus}
+        slow_gpus = {gpu.rank: gpu for gpu in analysis.waiting.slow_gpus}
         seen: set[int] = set()
-        for row in analysis.stragglers.rows:  # those that cause most waiting first
+        for row in analysis.stragglers:  # those that cause most waiting first
             in_pipeline = row.label == "pp_comm"  # the times that prove its causes need no clock
             if row.rank in seen or not row.steps or (row.uncertain and not in_pipeline):
                 continue
@@ -359,7 +359,7 @@ KINDS_OF_CAUSE: dict[str, tuple[type[LateRank], type[LateRank]]] = {
 def main_cause(context: Context, row: Straggler) -> WaitCause | None:
     """Return the largest known cause of a rank's lateness; None if none is known."""
     if row.label == "pp_comm":
-        cause = context.analysis.stragglers.pipeline_cause(row.rank)
+        cause = context.analysis.waiting.pipeline_cause(row.rank)
         return cause if cause is not None and cause.cause in ("slow_gpu", "host_late") else None
     known_causes = [cause for cause in row.why if cause.cause != "unknown"]
     return max(known_causes, key=lambda cause: cause.ns, default=None)
@@ -373,7 +373,7 @@ def ranks_late_together(
     Ranks that have a finding (*named*) are left out.
     """
     ranks = [row.rank]
-    for other in context.analysis.stragglers.rows:
+    for other in context.analysis.stragglers:
         is_together = other.rank in row.late_with and row.rank in other.late_with
         if not is_together or other.label != row.label or other.rank in named:
             continue

@@ -360,7 +360,7 @@ class DelayedDecode(FindingKind, frozen=True, kw_only=True):
 def late_ranks_of_step(context: Context, step: StepTime, excess_ns: int) -> tuple[int, ...]:
     """Return the ranks that the others wait for in the step for a part of its excess, ascending."""
     late = set()
-    for row in context.analysis.stragglers.rows:
+    for row in context.analysis.stragglers:
         if row.uncertain or row.label == "pp_comm" or step.step not in row.steps:
             continue
         late_ns = row.late_ns_by_step[row.steps.index(step.step)]

@@ -9,11 +9,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 import polars as pl
-from msgspec import structs
 from msgspec.structs import replace
 
-from tracekit._util.columns import concat_ranks
-from tracekit.align.clocks import Clocks
 from tracekit.analysis import Analysis
 from tracekit.analysis.measure.tables import RankTables
 from tracekit.documents.analysis import AllocatorMemory, Memory, WhatIf
@@ -25,7 +22,6 @@ from tracekit.metrics.peaks import host_link_gb_s
 from tracekit.pipeline.against_ideal import ScheduleComparison
 from tracekit.pipeline.schedules.registry import describe, generate
 from tracekit.pipeline.schedules.schedule import Schedule
-from tracekit.schema import MEMORY_CURVE
 
 
 class RunMemory(msgspec.Struct, frozen=True, eq=False):
@@ -39,14 +35,6 @@ class RunMemory(msgspec.Struct, frozen=True, eq=False):
     """Memory of pipeline chunks, by rank of a recognised schedule."""
     contents: Mapping[int, RankContents] = {}
     """What fills the memory at the peak, by rank of which single allocations are known."""
-
-    def table(self, clocks: Clocks) -> pl.DataFrame:
-        """Return the ``MEMORY_CURVE`` of every rank, on the common clock."""
-        lines = {
-            rank.rank: pl.DataFrame(structs.asdict(rank.line), schema=MEMORY_CURVE)
-            for rank in self.figures.ranks
-        }
-        return clocks.align(concat_ranks(lines, MEMORY_CURVE), "at_ns")
 
     def with_needs(self, comparison: ScheduleComparison) -> ScheduleComparison:
         """Return the comparison with the memory that each other schedule would need, if that can be estimated."""
@@ -71,7 +59,7 @@ class RunMemory(msgspec.Struct, frozen=True, eq=False):
 
 def contents_by_rank(analysis: Analysis) -> Mapping[int, RankContents]:
     """Return what fills the memory of each rank at its peak; empty where single allocations are not known."""
-    memory = analysis.memory
+    memory = analysis.allocations
     return memory.contents if isinstance(memory, RunMemory) else {}
 
 

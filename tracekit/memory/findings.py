@@ -53,7 +53,7 @@ class MemoryFinding(FindingKind, frozen=True, kw_only=True):
         if memory is None:
             return
         largest: dict[tuple[str, str], MemoryFinding] = {}
-        for rank in memory.figures.ranks:
+        for rank in memory.ranks:
             if rank.contents is None:
                 continue
             for kind in (OutOfMemoryFinding, PeakFinding, Leak, Fragmentation):

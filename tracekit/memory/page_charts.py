@@ -55,7 +55,7 @@ def charts_of_analysis(analysis: Analysis) -> MemoryCharts | None:
     """Return the allocations of an analysis' ranks; None where single ones are not known."""
     if analysis.memory is None:
         return None
-    peaks = {rank.rank: rank.peak_bytes for rank in analysis.memory.figures.ranks}
+    peaks = {rank.rank: rank.peak_bytes for rank in analysis.memory.ranks}
     contents = contents_by_rank(analysis)
     fullest = sorted(contents, key=lambda rank: -peaks[rank])[:MAX_GPUS_ON_PAGE]
     return memory_charts([GpuHistory(f"rank {rank}", contents[rank]) for rank in fullest])

@@ -50,15 +50,13 @@ def memory(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
     """
     if analysis.memory is None:
         return figures.message_figure(ax, "Memory was not recorded in these traces.")
-    ranks = sorted(analysis.memory.figures.ranks, key=lambda rank: -rank.peak_bytes)[
-        :MAX_RANKS_WITH_CURVES
-    ]
+    ranks = sorted(analysis.memory.ranks, key=lambda rank: -rank.peak_bytes)[:MAX_RANKS_WITH_CURVES]
     numbers = sorted(rank.rank for rank in ranks)
-    table = analysis.memory.table(analysis.clocks).filter(pl.col("rank").is_in(numbers))
+    table = analysis.tables["memory"].filter(pl.col("rank").is_in(numbers))
     top_bytes = max(rank.peak_bytes for rank in ranks)
     layout = None
-    if analysis.schedule is not None:
-        layout = layout_pipeline(analysis.schedule.head)["measured"].in_ms()
+    if analysis.comparison is not None:
+        layout = layout_pipeline(analysis.comparison.head)["measured"].in_ms()
     # Rows of the figure: cells below 0, curves above it.
     cell_rows = 0 if layout is None else len(layout.rows)
     curve_rows = max(MIN_CURVE_ROWS, cell_rows)

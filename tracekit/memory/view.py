@@ -43,7 +43,7 @@ MAX_MEMORY_RANKS = 16
 
 def _filled(analysis: Analysis) -> list[AllocatorMemory]:
     """Return the ranks whose contents are known."""
-    ranks = () if analysis.memory is None else analysis.memory.figures.ranks
+    ranks = () if analysis.memory is None else analysis.memory.ranks
     return [rank for rank in ranks if rank.contents is not None]
 
 
@@ -218,9 +218,7 @@ def memory_table(analysis: Analysis) -> Table | None:
     """
     if analysis.memory is None:
         return None
-    ranks = sorted(analysis.memory.figures.ranks, key=lambda rank: -rank.peak_bytes)[
-        :MAX_MEMORY_RANKS
-    ]
+    ranks = sorted(analysis.memory.ranks, key=lambda rank: -rank.peak_bytes)[:MAX_MEMORY_RANKS]
     phases = []
     for phase in SHOWN_PHASES:
         if any(phase in rank.by_phase for rank in ranks):
@@ -262,7 +260,7 @@ def _memory_row(rank: AllocatorMemory, phases: Sequence[str]) -> tuple[object, .
 
 
 def _memory_notes(analysis: Analysis, shown: int) -> list[str]:
-    recorded = analysis.memory.figures.ranks if analysis.memory is not None else ()
+    recorded = analysis.memory.ranks if analysis.memory is not None else ()
     capacities = sorted(
         {rank.capacity_bytes for rank in recorded if rank.capacity_bytes is not None}
     )

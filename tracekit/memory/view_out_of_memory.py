@@ -18,7 +18,7 @@ def failure_of(analysis: Analysis) -> OutOfMemory | None:
     """Return the failed request of the rank that lacked most; None if none failed."""
     failures = [
         rank.contents.out_of_memory
-        for rank in (() if analysis.memory is None else analysis.memory.figures.ranks)
+        for rank in (() if analysis.memory is None else analysis.memory.ranks)
         if rank.contents is not None and rank.contents.out_of_memory is not None
     ]
     return max(failures, key=lambda failure: failure.needed_bytes, default=None)

@@ -271,7 +271,7 @@ def _situation(analysis: Analysis) -> Iterator[Sentence]:
         yield Sentence(parts)
     for section in all_sections(analysis):
         yield from (Sentence(text) for text in section.on_first_screen(analysis) if text)
-    schedule = analysis.schedule
+    schedule = analysis.comparison
     if schedule is None:
         return
     head = schedule.head

@@ -206,7 +206,7 @@ def gap(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
 
     The parts sum to the gap.
     """
-    comparison = analysis.schedule
+    comparison = analysis.comparison
     rungs = None if comparison is None else gap_rungs(comparison)
     if comparison is None or rungs is None:
         reason = "Ranks are missing."
@@ -255,9 +255,9 @@ def schedule(analysis: Analysis, *, show: Show = "both", ax: Axes | None = None)
     """
     if show not in ("both", "measured", "ideal"):
         raise OptionError(f"there is no {show} schedule", hint="use both, measured or ideal")
-    if analysis.schedule is None:
+    if analysis.comparison is None:
         return figures.message_figure(ax, "No pipeline schedule was found in these traces.")
-    compared = analysis.schedule.head
+    compared = analysis.comparison.head
     layouts = {
         name: layout.in_ms()
         for name, layout in layout_pipeline(compared).items()
@@ -280,7 +280,9 @@ def schedule(analysis: Analysis, *, show: Show = "both", ax: Axes | None = None)
         x_label="time (ms) from the step's first cell",
     )
     name = (
-        analysis.schedule.name if analysis.schedule.exact else f"{analysis.schedule.name}, nearly"
+        analysis.comparison.name
+        if analysis.comparison.exact
+        else f"{analysis.comparison.name}, nearly"
     )
     figures.draw_title(axes, headline(compared.match.schedule, name=name), _facts(compared, show))
     figures.draw_legend(axes, cell_handles(last), below_axes=ax is not None)
@@ -309,7 +311,7 @@ def curve(analysis: Analysis, *, ax: Axes | None = None) -> Figure:
 
     Predictions for other numbers of chunks are marked at this run's number of micro-batches.
     """
-    comparison = analysis.schedule
+    comparison = analysis.comparison
     predictions = () if comparison is None else comparison.what_if
     by_microbatches = []
     by_chunks = []
@@ -444,7 +446,7 @@ def _step_window(analysis: Analysis, rank: int, step: int | None) -> tuple[int |
     For None, of the schedule's step, else of the first.
     """
     steps = analysis.tables["steps"].filter(rank=rank)
-    of_schedule = None if analysis.schedule is None else analysis.schedule.head.pipeline.step
+    of_schedule = None if analysis.comparison is None else analysis.comparison.head.pipeline.step
     window = steps.filter(pl.col("step").eq_missing(of_schedule if step is None else step))
     if window.is_empty() and step is not None:
         raise OptionError(f"rank {rank} has no step {step}", hint="see the table steps")

@@ -130,7 +130,7 @@ def section_words(analysis: Analysis) -> dict[str, str]:
     idle_name, idle_about = "Idle", "why the GPU ran nothing"
     if analysis.total.pipeline:
         idle_name, idle_about = "Bubble", "idle and exposed pipeline waiting"
-    by = None if analysis.by is None else analysis.by.kind
+    by = None if analysis.places is None else analysis.places.kind
     return {
         "over": f"{over}, {counted(steps, 'step')}" if steps > 1 else over,
         "steps": f"{steps} steps" if steps > 1 else "step",

@@ -28,7 +28,7 @@ def draw(analysis: Analysis, name: str | None = None, **options: Any) -> Figure:
     tracekit.errors.OptionError: there is no plot pie (use schedule, measured, ...)
     """
     if name is None:
-        name = "schedule" if analysis.schedule is not None else "budget"
+        name = "schedule" if analysis.comparison is not None else "budget"
     function = check_plot(name)
     if not analysis.total.budget.span_ns:
         return figures.message_figure(

@@ -69,8 +69,8 @@ def combine_roles(
         explained[role] = replace_fields(analysis, reload=reload)
     for role, analysis in analyses.items() if has_several_roles else ():
         handovers = find_handovers(role, phase_bands, step_windows(tables[role], clocks[role]))
-        stragglers = explain_by_handovers(analysis.stragglers, handovers)
-        explained[role] = replace_fields(explained[role], stragglers=stragglers)
+        stragglers = explain_by_handovers(analysis.waiting, handovers)
+        explained[role] = replace_fields(explained[role], waiting=stragglers)
 
     roles: list[Role] = []
     if has_several_roles:

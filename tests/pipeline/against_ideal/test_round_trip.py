@@ -271,7 +271,7 @@ def test_a_skewed_clock_is_found_where_receives_are_posted_in_another_order_than
         analysis.clocks.table.filter(rank=1).select("offset_ns", "uncertainty_ns").row(0)
     )
     assert abs(offset_ns - skew_ns) <= uncertainty_ns <= MAX_ACKNOWLEDGE_NS
-    assert analysis.schedule.head.measured_ns == run_recipe.simulation().makespan
+    assert analysis.comparison.head.measured_ns == run_recipe.simulation().makespan
     matched = analysis.tables["matched"]
     apart_ns = matched.group_by("match").agg(pl.col("end_ns").max() - pl.col("end_ns").min())[
         "end_ns"

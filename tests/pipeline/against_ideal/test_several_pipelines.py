@@ -35,16 +35,16 @@ def analysis(folder):
 
 
 def test_the_slowest_is_shown(analysis):
-    assert analysis.schedule.pipelines == ((0, 2), (1, 3))
-    assert analysis.schedule.head.pipeline.ranks == (1, 3)
-    assert not analysis.schedule.chosen
+    assert analysis.comparison.pipelines == ((0, 2), (1, 3))
+    assert analysis.comparison.head.pipeline.ranks == (1, 3)
+    assert not analysis.comparison.chosen
     assert describe_choice(analysis.schedule) == "pipeline 1 (of 0 and 1), the slowest"
 
 
 @pytest.mark.parametrize(("number", "ranks"), [(0, (0, 2)), (1, (1, 3))])
 def test_any_can_be_asked_for(folder, number, ranks):
     chosen = analyze(folder, pipeline=number)
-    assert chosen.schedule.head.pipeline.ranks == ranks
+    assert chosen.comparison.head.pipeline.ranks == ranks
     assert describe_choice(chosen.schedule) == f"pipeline {number} (of 0 and 1)"
 
 

@@ -44,9 +44,9 @@ def two_at_once(monkeypatch):
 
 def answer(tables, spread):
     analysis = combine(tables, schedule="auto", map_function=spread)
-    assert len(analysis.schedule.pipelines) == PIPELINES
-    assert {step.match.schedule.name for step in analysis.schedule.all} == {"gpipe", "1f1b"}
-    assert analysis.schedule.cells.height == analysis.tables["cells"].height > 0
+    assert len(analysis.comparison.pipelines) == PIPELINES
+    assert {step.match.schedule.name for step in analysis.comparison.all} == {"gpipe", "1f1b"}
+    assert analysis.comparison.cells.height == analysis.tables["cells"].height > 0
     return AnalysisResult.of(analysis).to_json()
 
 

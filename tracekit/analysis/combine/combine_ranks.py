@@ -38,7 +38,7 @@ from tracekit.analysis.measure.kernels import all_shapes, mean_kernels, run_reas
 from tracekit.analysis.measure.operators import mean_operators
 from tracekit.analysis.measure.rank_timeline import RankTimeline
 from tracekit.analysis.measure.tables import MIN_EVENTS_TO_GIVE_BACK_MEMORY, RankTables
-from tracekit.analysis.measured import rank_results
+from tracekit.analysis.measured import memory_curve, rank_results
 from tracekit.analysis.result import Analysis, Computed, MemoryOfRun, Tables
 from tracekit.classify.messages import format_messages
 from tracekit.documents.analysis import (
@@ -198,15 +198,15 @@ def combine(
         rank_results=results,
         tables=Tables(tables),
         clocks=clocks,
-        rates=communication.rates,
-        memory=against_schedule.memory,
-        schedule=comparison,
-        by=_by(ranks, comparison, pipeline=has_pipeline),
+        rate_tables=communication.rates,
+        allocations=against_schedule.memory,
+        comparison=comparison,
+        places=_by(ranks, comparison, pipeline=has_pipeline),
         walked_path=communication.critical,
         described_path=described_path,
         graph=graph,
         changed_steps=changed_steps,
-        stragglers=stragglers,
+        waiting=stragglers,
         hiding=combine_overlap_costs([rank.hiding for rank in ranks], hidden_communication_ns),
         notices=all_notices,
         paths=tuple(paths),
@@ -485,7 +485,7 @@ def _memory_tables(
     """Return the function of the table of memory; empty if memory was not recorded."""
     if memory is None:
         return {}
-    return {"memory": lambda: memory.table(clocks)}
+    return {"memory": lambda: memory_curve(memory.figures, clocks)}
 
 
 def _schedule_tables(

@@ -169,7 +169,7 @@ def _figures(result: RankFigures, *, exact_only: bool) -> tuple[float | None, ..
 def _mesh(analysis: Analysis) -> Mesh:
     """Arrange ranks by stage and pipeline if all are in pipelines of one length, else in rows of consecutive ranks."""
     ranks = [result.rank for result in analysis.rank_results]
-    compared = analysis.schedule.all if analysis.schedule is not None else ()
+    compared = analysis.comparison.all if analysis.comparison is not None else ()
     pipelines = sorted({comparison.pipeline.ranks for comparison in compared})
     in_pipelines = set(chain.from_iterable(pipelines))
     if (

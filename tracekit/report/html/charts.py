@@ -273,8 +273,8 @@ def _shown_ranks(analysis: Analysis) -> list[int]:
     if len(ranks) <= MAX_RANKS_ON_PAGE:
         return ranks
     in_pipeline: Sequence[int] = ()
-    if analysis.schedule is not None:
-        in_pipeline = analysis.schedule.head.pipeline.ranks
+    if analysis.comparison is not None:
+        in_pipeline = analysis.comparison.head.pipeline.ranks
     late = [straggler.rank for straggler in stragglers(analysis)[:MAX_STRAGGLERS_ADDED]]
     bubbles = [measured.whole.bubble_fraction or 0.0 for measured in analysis.rank_results]
     distance_from_usual = np.abs(np.array(bubbles) - np.median(bubbles))
@@ -531,7 +531,7 @@ def _memory_top_gb(analysis: Analysis) -> float | None:
     if analysis.memory is None:
         return None
     top_bytes = 0
-    for rank in analysis.memory.figures.ranks:
+    for rank in analysis.memory.ranks:
         top_bytes = max(top_bytes, rank.reserved_bytes or 0, rank.peak_bytes)
     return top_bytes / 1e9
 
@@ -543,7 +543,7 @@ def _memory_line(
 
     Unset if not recorded.
     """
-    recorded = () if analysis.memory is None else analysis.memory.figures.ranks
+    recorded = () if analysis.memory is None else analysis.memory.ranks
     line = next((memory.line for memory in recorded if memory.rank == rank), None)
     if line is None:
         return UNSET
@@ -564,7 +564,7 @@ def _memory_line(
 
 def schedule_data(analysis: Analysis) -> documents.ScheduleChart | None:
     """Return every pipeline and step that can be chosen, first the one that the numbers describe."""
-    comparison = analysis.schedule
+    comparison = analysis.comparison
     if comparison is None:
         return None
     others = [compared for compared in comparison.all if compared is not comparison.head]

@@ -65,7 +65,7 @@ def render_html(analysis: Analysis, show: Collection[str] = ()) -> str:
         for iteration in analysis.role_results.iterations
     }
     findings = main_findings(analysis)
-    busiest = busiest_rank(analysis.schedule)
+    busiest = busiest_rank(analysis.comparison)
     places = places_on_page(findings, clock, ranks, busiest=busiest)
     facts, first_blocks = _arrange(first_screen(analysis))
     paths = PathNames(analysis.paths or source_paths(analysis))

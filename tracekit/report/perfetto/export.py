@@ -146,7 +146,7 @@ def write_archive(
                 store, analysis, ranks, results_file.write, with_events=False
             )
             done = export_in_progress.run(Path(output))
-        schedule = analysis.schedule
+        schedule = analysis.comparison
         attributes: dict[str, str | int] = (
             {} if schedule is None else {"tracekit.schedule": schedule.name}
         )
@@ -187,7 +187,7 @@ class _TraceExport:
             self.ranks = tuple(rank for rank in store.ranks if rank in ranks)
         self.roles: dict[str | None, Store] = dict(store.roles.items()) or {None: store}
         self.names = ""  # before the names of tracks: the role that is written
-        self.pipelines = analysis.schedule.all if analysis.schedule is not None else ()
+        self.pipelines = analysis.comparison.all if analysis.comparison is not None else ()
         self.clocks = analysis.clocks
         self.base_ns = self._first_time()
         self.numbers = TrackNumbers()
@@ -235,7 +235,7 @@ class _TraceExport:
         return min(starts, default=0) // 1000 * 1000
 
     def _header(self) -> bytes:
-        comparison = self.analysis.schedule
+        comparison = self.analysis.comparison
         about = {
             "tracekit": __version__,
             "ranks": list(self.ranks),

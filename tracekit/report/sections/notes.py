@@ -15,7 +15,7 @@ def _warnings(analysis: Analysis) -> Sequence[Block | None]:
 
 
 def _definitions(analysis: Analysis) -> Sequence[Block | None]:
-    of_schedule = {} if analysis.schedule is None else WORDS.schedule_definitions
+    of_schedule = {} if analysis.comparison is None else WORDS.schedule_definitions
     return [FactList(tuple({**WORDS.definitions, **of_schedule}.items()))]
 
 

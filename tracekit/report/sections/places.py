@@ -23,7 +23,7 @@ def by_table(analysis: Analysis) -> Table | None:
 
     Only notes if no event could be assigned to a row, None if none was asked for.
     """
-    by = analysis.by
+    by = analysis.places
     if by is None:
         return None
     if not by.placed:
@@ -138,6 +138,6 @@ BY_SECTION = Section(
     scope="{by_meaning}",
     name="{by_name}",
     about="{by}",
-    asked_for=lambda analysis: analysis.by is not None,
+    asked_for=lambda analysis: analysis.places is not None,
     build=lambda analysis: [by_table(analysis)],
 )

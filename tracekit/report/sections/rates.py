@@ -27,7 +27,7 @@ MAX_RATE_ROWS = 8
 
 def products_table(analysis: Analysis) -> Table | None:
     """Return the rate of all products of a label, then of the kinds (label, module, shape) that take longest."""
-    rates = analysis.rates
+    rates = analysis.rate_tables
     if rates is None or not rates.total.flop:
         return None
     types_by_label = _types_by(rates, "label")
@@ -142,7 +142,7 @@ def communication_table(analysis: Analysis) -> Table | None:
 
     Waiting is not part of it.
     """
-    rates = analysis.rates
+    rates = analysis.rate_tables
     if rates is None:
         return None
     longest = rates.communication.sort("transfer_ns", descending=True).head(MAX_RATE_ROWS)
@@ -221,7 +221,7 @@ def experts_table(analysis: Analysis) -> Table | None:
 
     None if all receive the same.
     """
-    rates = analysis.rates
+    rates = analysis.rate_tables
     if (
         rates is None
         or rates.experts.filter(pl.col("over_mean") >= MIN_UNEVEN_OVER_MEAN).is_empty()

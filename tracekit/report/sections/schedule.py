@@ -204,8 +204,8 @@ def gap_rungs(comparison: ScheduleComparison) -> tuple[Rung, ...] | None:
 
 def phases_table(analysis: Analysis) -> Table | None:
     """Return the hidden shares by phase of a run that overlaps micro-batches."""
-    if analysis.schedule is not None:
-        return _phases_table(analysis.schedule.lanes)
+    if analysis.comparison is not None:
+        return _phases_table(analysis.comparison.lanes)
     return _phases_table(analysis.tables["lanes"]) if "lanes" in analysis.tables else None
 
 
@@ -261,7 +261,7 @@ def below_peak(analysis: Analysis) -> str | None:
 
     None if it is not known.
     """
-    rates = analysis.rates
+    rates = analysis.rate_tables
     if rates is None or not rates.total.flop:
         return None
     shorter_ns = below_peak_ns(rates.products)
@@ -459,7 +459,7 @@ def what_if_hint(analysis: Analysis) -> Sentence | None:
 
     None without a schedule, or if they were predicted.
     """
-    schedule = analysis.schedule
+    schedule = analysis.comparison
     if schedule is None or schedule.what_if:
         return None
     if schedule.no_prediction_reason:
@@ -472,7 +472,7 @@ def what_if_hint(analysis: Analysis) -> Sentence | None:
 
 
 def _chart(analysis: Analysis) -> Sequence[Block | None]:
-    comparison = analysis.schedule
+    comparison = analysis.comparison
     if comparison is None:
         return []
     other_order = differences(comparison)
@@ -485,7 +485,7 @@ def _chart(analysis: Analysis) -> Sequence[Block | None]:
 
 
 def _gap_blocks(analysis: Analysis) -> Sequence[Block | None]:
-    comparison = analysis.schedule
+    comparison = analysis.comparison
     if comparison is None:
         return []
     faster_kernels = below_peak(analysis)
@@ -498,9 +498,9 @@ def _gap_blocks(analysis: Analysis) -> Sequence[Block | None]:
 
 
 def _what_if_blocks(analysis: Analysis) -> Sequence[Block | None]:
-    if analysis.schedule is None:
+    if analysis.comparison is None:
         return []
-    rows = alternatives(analysis.schedule)
+    rows = alternatives(analysis.comparison)
     framework = pipeline_framework(analysis.tables["reasons"])
     foreign = [row for row in rows if not row.is_in(framework)]
     if not foreign:
@@ -513,7 +513,7 @@ def _what_if_blocks(analysis: Analysis) -> Sequence[Block | None]:
 
 
 def _orders_blocks(analysis: Analysis) -> Sequence[Block | None]:
-    return [] if analysis.schedule is None else [orders_table(analysis.schedule)]
+    return [] if analysis.comparison is None else [orders_table(analysis.comparison)]
 
 
 SCHEDULE_SECTIONS = (
@@ -552,7 +552,7 @@ SCHEDULE_SECTIONS = (
         about="what they would take",
         part_of="schedule",
         asked_for=lambda analysis: (
-            analysis.schedule is not None and bool(analysis.schedule.what_if)
+            analysis.comparison is not None and bool(analysis.comparison.what_if)
         ),
         build=_what_if_blocks,
     ),

@@ -153,7 +153,7 @@ def late_rows(analysis: Analysis, label: str | None = None) -> list[Straggler]:
     A rank that clocks leave open counts if a cause is known, which then decides.
     """
     rows = []
-    for row in analysis.stragglers.rows:
+    for row in analysis.stragglers:
         is_certain = not row.uncertain or any(part.cause != "unknown" for part in row.why)
         is_of_label = label is None or row.label == label
         if row.steps and row.label != "pp_comm" and is_certain and is_of_label:
@@ -163,7 +163,7 @@ def late_rows(analysis: Analysis, label: str | None = None) -> list[Straggler]:
 
 def stragglers(analysis: Analysis) -> tuple[Straggler, ...]:
     """Return the ranks that start operations last, those that cause the most waiting first."""
-    return tuple(row for row in analysis.stragglers.rows if row.caused_ns)[:MAX_STRAGGLERS]
+    return tuple(row for row in analysis.stragglers if row.caused_ns)[:MAX_STRAGGLERS]
 
 
 def name_straggler(row: Straggler) -> str:
@@ -230,7 +230,7 @@ def lateness_map(analysis: Analysis) -> StepMap | None:
     None if no rank is late in any step. Shown are the ranks that others wait for most. Where clocks
     leave open which rank arrived last, each candidate counts, as in the list of stragglers.
     """
-    table = analysis.stragglers.lateness
+    table = analysis.waiting.lateness
     if table.is_empty() or not late_rows(analysis) or not (table["share"] >= MIN_LATE_SHARE).any():
         return None
     cells = _waits_by_rank_and_step(analysis)
@@ -244,7 +244,7 @@ def lateness_map(analysis: Analysis) -> StepMap | None:
     ranks = sorted(latest_first[:MAX_MAP_RANKS])
     rows = [(rank, waits_of_rank[rank]) for rank in ranks]
     notes = []
-    if any(row.uncertain for row in analysis.stragglers.rows):
+    if any(row.uncertain for row in analysis.stragglers):
         notes.append(
             "where clocks leave open which of several ranks came last, each of them is counted"
         )
@@ -266,10 +266,10 @@ def _waits_by_rank_and_step(analysis: Analysis) -> Counter[tuple[int, int | None
     Where clocks leave open which rank came last, each candidate counts.
     """
     candidates = {
-        (row.rank, row.label): row.candidates for row in analysis.stragglers.rows if row.uncertain
+        (row.rank, row.label): row.candidates for row in analysis.stragglers if row.uncertain
     }
     cells: Counter[tuple[int, int | None]] = Counter()
-    for last_rank, label, step, ns in analysis.stragglers.waits.iter_rows():
+    for last_rank, label, step, ns in analysis.waiting.waits.iter_rows():
         for rank in candidates.get((last_rank, label), [last_rank]):
             cells[rank, step] += ns
     return cells
@@ -280,10 +280,10 @@ def imbalance_line(analysis: Analysis) -> str:
 
     Empty below 2 % of the steps.
     """
-    share = analysis.stragglers.imbalance_share
+    share = analysis.waiting.imbalance_share
     if share is None or share < MIN_LATE_SHARE:
         return ""
-    table = analysis.stragglers.imbalance
+    table = analysis.waiting.imbalance
     worst = table.sort("share").tail(1).to_dicts()[0]
     tokens = ""
     if worst["tokens_mean"] and worst["tokens_max"] > worst["tokens_mean"]:
@@ -305,7 +305,7 @@ def imbalance_table(analysis: Analysis) -> Table | None:
     """Return the steps in which work is most unequal; None where the answer does not mention it."""
     if not imbalance_line(analysis):
         return None
-    rows = analysis.stragglers.imbalance.sort("cost_ns", descending=True).head(MAX_IMBALANCE_ROWS)
+    rows = analysis.waiting.imbalance.sort("cost_ns", descending=True).head(MAX_IMBALANCE_ROWS)
     columns = (
         Column("step", "figure"),
         Column("most work", "rank", value="most_work_rank"),
