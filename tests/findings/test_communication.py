@@ -426,7 +426,10 @@ def test_the_rate_of_transfers_is_a_mean_by_their_time(rows, gb_per_s):
 
 
 def test_without_rates_that_of_transfers_is_not_known():
-    assert transfer_rate(SimpleNamespace(analysis=SimpleNamespace(rate_tables=None)), "dp_comm") is None
+    assert (
+        transfer_rate(SimpleNamespace(analysis=SimpleNamespace(rate_tables=None)), "dp_comm")
+        is None
+    )
 
 
 @pytest.mark.parametrize(
