@@ -670,12 +670,10 @@ class RepeatedReduction(FindingKind, frozen=True, kw_only=True):
 
     @classmethod
     def find(cls, context: Context) -> Iterator[FindingKind]:
-        operations = context.analysis.tables["operations"].with_columns(
-            pl.col("label", "what").cast(pl.String)
+        of_label = context.analysis.tables["operations"].filter(
+            pl.col("label").cast(pl.String) == "dp_comm"
         )
-        reductions = operations.filter(
-            (pl.col("label") == "dp_comm") & pl.col("what").str.contains(REDUCTIONS)
-        )
+        reductions = of_label.filter(pl.col("what").cast(pl.String).str.contains(REDUCTIONS))
         if reductions.is_empty() or reductions["bytes"].null_count() == len(reductions):
             return
         repetitions = _repetitions_by_step(context, reductions)
@@ -686,7 +684,7 @@ class RepeatedReduction(FindingKind, frozen=True, kw_only=True):
             return
         factor = float(f"{1 / times_per_step:.4g}")
         change: Change = Scaled("dp_comm", factor)
-        if (operations["label"] == "dp_comm").sum() > len(reductions):  # gathers stay
+        if len(of_label) > len(reductions):  # gathers stay
             change = FewerReductions("dp_comm", factor)
         saves_ns = None
         saves_range_ns = None
