@@ -20,8 +20,6 @@ QUEUES_OF_VENDORS = {
     "nvidia": "set `CUDA_DEVICE_MAX_CONNECTIONS` to 8 or more",
 }
 """How to get more hardware queues."""
-ATTENTION_OF_VENDORS = {"amd": ("CK", "AITER"), "nvidia": ("FlashAttention 3", "cuDNN")}
-"""Libraries with kernels of attention."""
 FRAMEWORK_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "Megatron-LM": {
         "tp_comm": "`--tp-comm-overlap`",
