@@ -51,6 +51,8 @@ class _LoopAlternative(Alternative, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
+        if rank.loops.is_empty():
+            return
         loops = rank.once(describe_loops)
         chosen = loops.filter(self.selects(rank))
         if chosen.is_empty():
