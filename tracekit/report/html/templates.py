@@ -17,7 +17,7 @@ from tracekit.report.blocks import Row, RowChart
 from tracekit.report.html.finding_links import figure_of, search_of, share_words
 from tracekit.report.html.source_paths import shorten_source_paths
 from tracekit.report.palette import IDLE_COLOUR, LABEL_COLOURS
-from tracekit.report.table import Bar, BarPart, Table
+from tracekit.report.table import Bar, BarPart, Column, PlacedValue, Table
 from tracekit.report.text import capitalize, keep_units_together, signed_ms
 
 SIZES = {"rows": (760, 120), "rows narrow": (364, 110)}
@@ -84,7 +84,8 @@ def _environment() -> Environment:
         "sentence": capitalize, "whole": keep_figures_together, "code": markup_code,
         "figure_of": figure_of, "share_words": share_words, "search_of": search_of, "short_ms": short_ms,
         "row_search": row_search, "bar_legend": bar_legend, "is_waterfall": is_waterfall,
-        "bar_words": bar_words, "draw_row_chart": draw_row_chart, "kind": lambda block: type(block).__name__,
+        "bar_words": bar_words,
+        "cell_attributes": cell_attributes, "is_plain": is_plain, "draw_row_chart": draw_row_chart, "kind": lambda block: type(block).__name__,
     }  # fmt: skip
     environment.globals["colours"] = LABEL_COLOURS
     return environment
@@ -162,6 +163,39 @@ BAR_PART_ORDER = (
 def _bars(table: Table) -> Iterator[Bar]:
     for row in table.rows:
         yield from (value for value in row if isinstance(value, Bar))
+
+
+PLAIN_KINDS = ("word", "count", "ms", "MB", "share", "heat", "rate", "figure", "change", "verdict")
+"""Kinds of columns whose values are shown as their text alone."""
+CLASSES_OF_KINDS = {
+    "bar": "wide",
+    "causes": "word wrap",
+    "code": "word kernel",
+    "name": "word kernel",
+    "heat": "heated",
+    "command": "hands",
+}
+"""Classes of the cells of some kinds of columns."""
+CLASSES_OF_HEADS = {"bar": "wide", "command": "hands"}
+MIN_LONG_LENGTH = 41
+"""Letters from which words may be broken into lines."""
+
+
+def is_plain(column: Column, value: Any) -> bool:
+    """Return whether a value is shown as its text alone."""
+    return column.kind in PLAIN_KINDS and not isinstance(value, PlacedValue)
+
+
+def cell_attributes(column: Column, value: Any, *, is_head: bool = False) -> Markup:
+    """Return class and style of a cell, by the kind of its column."""
+    classes = "word" if column.words else ""
+    classes = (CLASSES_OF_HEADS if is_head else CLASSES_OF_KINDS).get(column.kind, classes)
+    if column.kind == "word" and isinstance(value, str) and len(value) >= MIN_LONG_LENGTH:
+        classes += " long"
+    attributes = f' class="{classes}"' if classes else ""
+    if column.kind == "heat" and isinstance(value, float | int):
+        attributes += f' style="--heat:{value:.3f}"'
+    return Markup(attributes)
 
 
 def bar_legend(table: Table) -> list[tuple[str, str]]:

@@ -134,12 +134,6 @@ def _gap_note(comparison: ScheduleComparison) -> str | None:
     return f"{present} of the pipeline's {ranks} ranks are here: the gap is not split by cause"
 
 
-def describe_size(comparison: ScheduleComparison) -> str:
-    """Return the size of a pipeline in words: ranks, micro-batches, chunks."""
-    chunks = f", {comparison.virtual} chunks per rank" if comparison.virtual > 1 else ""
-    return f"{counted(comparison.pp, 'pipeline rank')}, {counted(comparison.microbatches, 'micro-batch')}{chunks}"
-
-
 def describe_choice(comparison: ScheduleComparison) -> str:
     """Return the step and pipeline that are shown, in words; empty if there is one of each."""
     pipelines = len(comparison.pipelines)
