@@ -84,8 +84,8 @@ def _environment() -> Environment:
         "sentence": capitalize, "whole": keep_figures_together, "code": markup_code,
         "figure_of": figure_of, "share_words": share_words, "search_of": search_of, "short_ms": short_ms,
         "row_search": row_search, "bar_legend": bar_legend, "is_waterfall": is_waterfall,
-        "bar_words": bar_words,
-        "cell_attributes": cell_attributes, "is_plain": is_plain, "draw_row_chart": draw_row_chart, "kind": lambda block: type(block).__name__,
+        "bar_words": bar_words, "cell_attributes": cell_attributes, "is_plain": is_plain,
+        "draw_row_chart": draw_row_chart, "kind": lambda block: type(block).__name__,
     }  # fmt: skip
     environment.globals["colours"] = LABEL_COLOURS
     return environment
