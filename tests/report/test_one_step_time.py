@@ -132,3 +132,17 @@ def test_what_the_schedule_span_is_stands_beside_it():
     for text in (screen.export_text(), render_markdown(analysis), render_html(analysis)):
         assert relation in plain(text.replace("&#39;", "'"))
         assert "makespan" not in text
+
+
+def test_the_budget_shows_the_step_that_shares_are_of_beside_the_recorded_spans():
+    analysis = analysis_of(SAMPLES / "recompute")
+    assert analysis.step.profiler_ns
+    rows = [text for text in render_markdown(analysis).splitlines() if "without profiler |" in text]
+    (row,) = rows
+    budget = analysis.step.stated_budget
+    assert f" {budget.span_ns / 1e6:.1f} ms " in row
+    assert f" {budget.compute_ns / budget.span_ns:.1%} ".replace("%", " %") in row
+    # A run that is as long without the profiler has no such row.
+    alike = analysis_of(SAMPLES / "1f1b")
+    assert not alike.step.profiler_ns
+    assert "without profiler |" not in render_markdown(alike)

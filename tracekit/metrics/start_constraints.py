@@ -217,7 +217,8 @@ def _choose_kind(start: Ints, ready: ReadyTimes, is_compute: Bools) -> npt.NDArr
         (LAUNCH, distance[LAUNCH] == nearest),
     ]
     kinds, conditions = zip(*cases, strict=True)
-    return np.select(conditions, kinds, default=OTHER_STREAM).astype(np.int8)
+    kind: npt.NDArray[np.int8] = np.select(conditions, kinds, default=OTHER_STREAM).astype(np.int8)
+    return kind
 
 
 def number_streams(labelled: pl.DataFrame) -> Ints:

@@ -34,27 +34,32 @@ PART_KINDS: dict[str, PartKind] = {
 
 
 class RankBudget(msgspec.Struct, frozen=True):
-    """The span of a rank in parts that sum to it, or the mean of all ranks."""
+    """The span of a rank in parts that sum to it, or the mean of all ranks, or a step without the profiler."""
 
     rank: int | None
-    """Number of the rank; None for the mean."""
-    whole: Figures
-    """Measurements of the rank, or their sum over *of* ranks."""
+    """Number of the rank; None for the others."""
+    whole: Figures | None
+    """Measurements of the rank, or their sum over *of* ranks; None for the step."""
     bar: Bar
 
     @property
     def name(self) -> str:
         """Name of its row."""
+        if self.whole is None:
+            return "without profiler"
         return "mean" if self.rank is None else str(self.rank)
 
     @property
     def idle(self) -> str:
         """The share of idle time in words."""
-        return percent(self.share("idle")) if self.whole.idle_known else "unknown"
+        is_known = any(part.kind == "idle" for part in self.bar.parts)
+        return percent(self.share("idle")) if is_known else "unknown"
 
     @property
     def bubble(self) -> str:
         """The share of the bubble in words; a lower bound where a wait is unknown."""
+        if self.whole is None:
+            return ""
         return at_least(percent(self.whole.bubble_fraction), self.whole.lower_bound)
 
     def share(self, *kinds: PartKind) -> float:
@@ -139,7 +144,7 @@ def most_different(analysis: Analysis) -> list[RankFigures]:
         own = rank_budget(rank.whole)
         kinds: list[PartKind] = ["compute", "exposed", "exposed_copy", "idle", "unrecorded"]
         shares = [abs(own.share(kind) - mean.share(kind)) for kind in kinds]
-        bubble = (rank.whole.bubble_fraction or 0.0) - (mean.whole.bubble_fraction or 0.0)
+        bubble = (rank.whole.bubble_fraction or 0.0) - (analysis.total.bubble_fraction or 0.0)
         return max(*shares, abs(bubble))
 
     named = {straggler.rank for straggler in stragglers(analysis)[:1] if not straggler.uncertain}
@@ -179,6 +184,12 @@ def budget_table(analysis: Analysis) -> Table | None:
         totals = [len(rows)]
         short += totals if short else []
         rows.append(mean_budget(analysis))
+    free_budget = analysis.step.free_budget_ns if analysis.step.profiler_ns else None
+    if free_budget is not None:
+        parts = budget_parts(free_budget, idle_known=analysis.total.idle_known)
+        totals.append(len(rows))
+        short += totals[-1:] if short else []
+        rows.append(RankBudget(None, None, Bar(parts, free_budget.span_ns)))
     has_unrecorded = any(row.share("unrecorded") for row in rows)
     columns = [
         Column("rank", "figure", value=_name),
@@ -202,6 +213,8 @@ def budget_table(analysis: Analysis) -> Table | None:
     if analysis.total.pipeline:
         columns.append(Column("bubble", "figure"))
     recorded = "; as recorded, with the time that the profiler adds"
+    if free_budget is not None:
+        recorded += "; the last row is a step without it, which shares and savings elsewhere are of"
     return make_table(
         columns,
         rows,
