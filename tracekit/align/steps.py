@@ -26,7 +26,7 @@ import polars as pl
 
 from tracekit._util.arrays import Bools, Int32s, Ints
 from tracekit._util.columns import to_int64
-from tracekit._util.text import listing, ms, short_ms
+from tracekit._util.text import counted, listing, ms, short_ms, verb
 from tracekit.errors import Notice, NoticeValues, OptionError, Severity
 from tracekit.schema import GPU_KINDS, conform
 
@@ -427,17 +427,17 @@ def assign_parts(
     earlier = outside.filter(is_earlier)
     if len(earlier):
         message = (
-            f"{len(earlier)} GPU events ({short_ms(_busy_ns(earlier))}), whose launch is not in the file, ran before "
-            "the first step: they belong to none"
+            f"{counted(len(earlier), 'GPU event')} ({short_ms(_busy_ns(earlier))}), whose launch is not in the "
+            "file, ran before the first step: counted in none"
         )
         values: NoticeValues = {"case": "before_first", **_amount(earlier)}
         notices.append(Notice("outside-steps", message, values=values, severity="note"))
     launched = outside.filter(~is_unlaunched)
     if len(launched):
         busy = ms(_busy_ns(launched), 3)
-        message = (
-            f"{len(launched)} GPU events ({busy}) were launched outside every step: not counted"
-        )
+        were = verb(len(launched), "was", "were")
+        events = counted(len(launched), "GPU event")
+        message = f"{events} ({busy}) {were} launched outside every step: not counted"
         values = {"case": "launched", **_amount(launched)}
         notices.append(
             Notice("outside-steps", message, values=values, severity=_severity(launched, labelled))
@@ -445,8 +445,8 @@ def assign_parts(
     between = outside.filter(is_unlaunched & ~is_earlier)
     if len(between):
         message = (
-            f"{len(between)} GPU events ({short_ms(_busy_ns(between))}) ran between steps: not counted; their launch "
-            "is not in the file"
+            f"{counted(len(between), 'GPU event')} ({short_ms(_busy_ns(between))}) ran between steps: not counted; "
+            "their launch is not in the file"
         )
         values = {"case": "no_launch", **_amount(between)}
         notices.append(

@@ -172,7 +172,8 @@ def relate_findings(context: Context, ordered: Sequence[FindingKind]) -> tuple[F
             sharing |= {(second.code, second.change, first.code, first.change)}
 
     def share_time(first: FindingKind, second: FindingKind) -> bool:
-        return (first.code, first.change, second.code, second.change) in sharing
+        of_changes = (first.code, first.change, second.code, second.change) in sharing
+        return of_changes or _is_of_same_steps(first, second)
 
     listed: list[FindingKind] = []
     for finding in ordered:
@@ -279,6 +280,20 @@ def _stands_before(finding: FindingKind, other: FindingKind) -> bool:
     if is_slowed_host and likely_ns(finding) >= MIN_SHARE_OF_SLOWED_HOST * likely_ns(other):
         return True
     return _least_ns(finding) > _least_ns(other)
+
+
+def _is_of_same_steps(first: FindingKind, second: FindingKind) -> bool:
+    """Return whether one is about slow steps in which others wait for a rank, and the other about that rank in them."""
+    if first.of_single_steps == second.of_single_steps:
+        return False
+    slow, late = (first, second) if first.of_single_steps else (second, first)
+    same_ranks = bool(late.ranks) and set(late.ranks) <= set(slow.ranks)
+    return (
+        isinstance(late, LateRank)
+        and same_ranks
+        and bool(late.steps)
+        and set(late.steps) <= set(slow.steps)
+    )
 
 
 def _least_ns(finding: FindingKind) -> int:

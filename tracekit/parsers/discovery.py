@@ -45,7 +45,9 @@ from tracekit.parsers.source_refs import (
 from tracekit.schema import PYTORCH_READERS
 
 STORE_MANIFEST = "tracekit-store.json"
-_WHAT_IS_READ = "tracekit reads PyTorch profiler traces and Nsight Systems exports"
+_WHAT_IS_READ = (
+    "tracekit reads traces of PyTorch's profiler, Nsight Systems and AMD's rpd and rocprofv3"
+)
 _SUFFIX_OF_TRACES = re.compile(
     r"\.(json|json\.gz|sqlite|arrow|nsys-rep|parquetdir|arrowdir|pftrace|pftrace\.gz|perfetto-trace)$",
     re.IGNORECASE,
@@ -137,10 +139,10 @@ def _no_trace_error(
     counts = Counter(RECORDINGS[ref.reader] for ref in recordings)
     kinds = listing(counted(count, kind) for kind, count in counts.items())
     name = os.fspath(paths[0]) if len(paths) == 1 else "these paths"
-    hints = {
-        "memory_snapshot": "tracekit memory shows what they hold; with a profiler trace beside them, analyze does"
-    }
-    hint = hints.get(recordings[0].reader, "tracekit late reads them")
+    them = "it" if len(recordings) == 1 else "them"
+    hint = f"tracekit late reads {them}"
+    if recordings[0].reader == "memory_snapshot":
+        hint = f"tracekit memory shows what fills the GPU; with a profiler trace beside {them}, analyze does"
     return InputError(f"no profiler trace, only {kinds}", path=name, hint=hint)
 
 

@@ -266,7 +266,7 @@ def _phase_parts(phases: Mapping[str, float]) -> list[BarPart]:
 def _situation(analysis: Analysis) -> Iterator[Sentence]:
     """Yield what is particular about a run: steps of a server, an RL loop, memory, the schedule of a pipeline."""
     for kind in analysis.step_kinds:
-        yield Sentence(kind_sentence(kind))
+        yield Sentence(kind_sentence(kind, with_profiler=bool(analysis.step.profiler_ns)))
     if parts := what_computes(analysis):
         yield Sentence(parts)
     for section in all_sections(analysis):

@@ -42,8 +42,10 @@ def times_of_kinds(kinds: Sequence[StepKind], step: Step) -> str:
     return ", ".join(texts)
 
 
-def kind_sentence(kind: StepKind) -> str:
+def kind_sentence(kind: StepKind, *, with_profiler: bool = False) -> str:
     """Return what is known about one kind of step: GPU work, tail, busy share, tokens per second, growth.
+
+    *with_profiler*: its times hold what the profiler costs, and others on the screen do not.
 
     >>> decode = StepKind(kind="decode", steps=40, time_ns=9_800_000, interval_ns=12_100_000, gpu_busy=0.81)
     >>> kind_sentence(decode)
@@ -65,7 +67,8 @@ def kind_sentence(kind: StepKind) -> str:
         facts.append(f"{kind.tokens_per_s:,.0f} tokens a second")
     if kind.ns_per_token is not None and kind.ns_per_token > 0:
         facts.append(f"1,000 further tokens add {short_ms(1_000 * kind.ns_per_token)}")
-    return f"{kind.kind}, {counted(kind.steps, 'step')}: {'; '.join(facts)}"
+    recorded = " as recorded" if with_profiler else ""
+    return f"{kind.kind}, {counted(kind.steps, 'step')}{recorded}: {'; '.join(facts)}"
 
 
 def free_step_words(step: Step) -> str:

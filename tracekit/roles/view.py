@@ -226,4 +226,4 @@ def update_summary(analysis: Analysis) -> str | None:
     text = f"moving the weights takes {short_ms(longest.measured_ns)}{of_longest}, {rate}"
     if longest.ideal_ns is None:
         return text
-    return f"{text}; with two buffers {short_ms(longest.ideal_ns)}"
+    return f"{text}; {short_ms(longest.ideal_ns)} if one part were copied while another is sent (two buffers)"

@@ -389,7 +389,7 @@ def what_if_table(
         notes_of: Rows whose assumptions stand below, if not these; without any, nothing does.
     """
     saves = "against this run as measured (− would be slower)"
-    columns = (
+    columns: tuple[Column, ...] = (
         Column(heading, "name", value="title"),
         Column("predicted", "ms", value="predicted_ns"),
         Column(
