@@ -143,10 +143,8 @@ def _read_ranks(
         notices.append(
             Notice(
                 "no-clock",
-                (
-                    "the file does not say when it was recorded: times count from "
-                    "0, ranks align by events"
-                ),
+                "the file does not say when it was recorded: times count from 0, ranks align by events",
+                severity="note",
             )
         )
     file_source = Source(

@@ -146,14 +146,8 @@ def _split_by_rank(
         *range_notices,
         Notice(
             "no-clock",
-            (
-                "the file does not "
-                "say when it was "
-                "recorded: times "
-                "count from 0, "
-                "ranks align by "
-                "events"
-            ),
+            "the file does not say when it was recorded: times count from 0, ranks align by events",
+            severity="note",
         ),
     )
     result = []
