@@ -172,7 +172,7 @@ class TooLittleCompute(ExposedComm, frozen=True, kw_only=True):
             hide = "there is no compute to hide it"
         return (
             f"{short_ms(self.exposed_ns)} of {label_with_meaning(self.label)} is exposed{rate}; "
-            f"{hide}{faster_links(self.saving_ns, self.exposed_ns)}"
+            f"{hide}{faster_links(self.saving_ns)}"
         )
 
     def advice(self) -> str:

@@ -112,23 +112,9 @@ def communication_log(vendor: str | None) -> str:
     return " (`NCCL_DEBUG=INFO`)" if vendor else ""
 
 
-MORE_THAN_HALF = 0.55
-"""Share of an exposed time from which what links twice as fast would save is more than half of it."""
-
-
-def faster_links(saving_ns: int | None, exposed_ns: int | None = None) -> str:
-    """Return what links twice as fast would save; empty where no saving is predicted.
-
-    Where that is more than half of what is exposed, it says why; more than all of it has a remark of its own.
-
-    >>> faster_links(5_000_000, 10_000_000), faster_links(7_000_000, 10_000_000)
-    (', links twice as fast would save 5.00 ms', ', links twice as fast would save 7.00 ms, as ranks wait less, too')
-    """
-    if saving_ns is None:
-        return ""
-    words = f", links twice as fast would save {short_ms(saving_ns)}"
-    is_more = exposed_ns is not None and MORE_THAN_HALF * exposed_ns < saving_ns <= exposed_ns
-    return f"{words}, as ranks wait less, too" if is_more else words
+def faster_links(saving_ns: int | None) -> str:
+    """Return what links twice as fast would save; empty where no saving is predicted."""
+    return "" if saving_ns is None else f", links twice as fast would save {short_ms(saving_ns)}"
 
 
 def steps_named(steps: Sequence[int]) -> str:
