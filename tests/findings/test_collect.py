@@ -247,7 +247,7 @@ def test_a_range_that_ends_above_the_saving_is_no_bound():
 def test_a_slow_step_shares_its_time_with_the_rank_that_others_wait_for_in_it(ranks, steps, shares):
     slow = example_of("slow_step", "python", cost_ns=130, share=0.13, ranks=(1,), steps=(7,))
     late = example_of("late_host", cost_ns=138, share=0.14, ranks=ranks, steps=steps)
-    first, second = _relate(Replays({}), [slow, late])
+    first, second = relate_findings(Replays({}), [slow, late])
     assert (first.shares_time_with, second.shares_time_with) == (
         ((2,), (1,)) if shares else ((), ())
     )
