@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 import pytest
 
+from tracekit.align import clock_bounds
 from tracekit.align.clock_bounds import (
     Compared,
     bounds_of_messages,
@@ -65,3 +67,32 @@ def test_all_of_up_to_eight_members_are_compared_with_each_other(members, pairs)
     match = pl.DataFrame({"match": 0, "rank": range(members), "what": "all_reduce"})
     low, high = Compared.of(conform(match, MEMBERS)).pairs()
     assert len(low) == len(high) == pairs
+
+
+def windows_of(*places):
+    """Meetings of two ranks at these thousandths of a sixteenth of the recording, their clocks 0.1 ‰ apart."""
+    times = pl.Series("since_ns", [1_000 * time_us for time_us in places])
+    return pl.DataFrame(
+        {"low": 0, "high": 1, "since_ns": times, "ends_ns": times // 10_000, "most_ns": 0, "least_ns": 0,
+         "is_most": False, "is_least": False, "surest": True, "low_sends": None},
+        schema_overrides={"low_sends": pl.Boolean},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("last", "believed"), [(10_900, False), (11_000, True)])
+def test_a_drift_shows_in_eight_sixteenths_of_the_recording(last, believed):
+    """DRIFT_WINDOWS and MIN_DRIFT_WINDOWS: two meetings in one sixteenth count once."""
+    places = [0, 2_000, 4_000, 6_000, 8_000, 10_000, last, 15_999]
+    assert (
+        bool(clock_bounds.find_drift(windows_of(*(1_000 * time_us for time_us in places))))
+        is believed
+    )
+
+
+@pytest.mark.parametrize(("times", "believed"), [(5.5, False), (6.5, True)])
+def test_a_drift_is_six_times_its_scatter(times, believed):
+    """MIN_DRIFT_TO_SCATTER_RATIO: the values lie 10 µs above and below a line in turn."""
+    at = np.linspace(0, 1e9, 16)
+    scatter = 1e4 * np.tile([1, -1, -1, 1], 4)
+    rate, _ = clock_bounds.fit_drift(at, times * 1e4 * at / 1e9 + scatter)
+    assert bool(rate) is believed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
+from tests.classify.conftest import Program
 from tracekit.classify import classify
 from tracekit.classify.classify_events import classify_with_lost
 
@@ -40,3 +41,13 @@ def test_backward_calls_are_micro_batches_from_0_on(program):
         program.kernel("mul_backward", start + 1, tid=2)
     table = classify(program.events()).filter(pl.col("name").cast(pl.String) == "mul_backward")
     assert table["microbatch"].to_list() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("size", "use"), [((1 << 18) - 1, "host-read"), (1 << 18, "offload-stream")]
+)
+def test_a_copy_of_a_quarter_of_a_mebibyte_is_no_longer_a_scalar(size, use):
+    """LARGE, on a stream of its own."""
+    program = Program()
+    program.copy("DtoH (Device -> Pinned)", 1, bytes=size, stream=30)
+    assert classify(program.events())["rule"].to_list() == [use]

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 from tests.classify.conftest import ENGINE, event_row
-from tracekit.classify import (
-    classify,
-    copies,
-)
+from tracekit.classify import classify, copies
 from tracekit.classify.evidence import gather_evidence
 
 
@@ -95,3 +92,15 @@ def test_the_stream_with_more_than_half_of_the_compute_is_for_compute(compute_ns
     communicates = np.array([False, True, False])
     uses = copies.stream_uses(gpu, np.zeros(3, np.bool_), communicates)
     assert uses.strings()[0] == use
+
+
+@pytest.mark.parametrize(("copied_ns", "use"), [(800, "copy"), (700, "compute")])
+def test_a_stream_is_for_copies_if_they_fill_three_quarters_of_its_busy_time(copied_ns, use):
+    """Stream 0 computes for 5,000 ns; stream 1 is busy for 1,000 ns."""
+    length = np.array([5_000, copied_ns, 1_000 - copied_ns])
+    times = {"start_ns": np.zeros(3, np.int64), "end_ns": length}
+    gpu = SimpleNamespace(stream_number=np.array([0, 1, 1]), int64=times.__getitem__)
+    uses = copies.stream_uses(
+        gpu, is_copy=np.array([False, True, False]), communicates=np.zeros(3, bool)
+    )
+    assert uses.any_of(use)[1]

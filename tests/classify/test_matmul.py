@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -47,3 +49,28 @@ def test_products_outside_nodes_have_no_turn():
     turns, halves = matmul.turns_and_halves(np.ones(4, np.bool_), node, np.arange(4))
     assert turns.strings() == [None, "first", None, "second"]
     assert halves.strings() == [None, "first", None, "second"]
+
+
+def test_products_inside_of_up_to_four_others_belong_to_the_outermost():
+    """Six products, each called by the one before it."""
+    ranges = SimpleNamespace(
+        op_of=np.array([-1, 0, 1, 2, 3, 4]), name_matches=lambda rows, pattern: rows >= 0
+    )
+    outer = matmul.outermost_product_ops(ranges, np.arange(6))
+    assert outer.tolist() == [0, 0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("products", "is_layer"), [(1, False), (2, True), (4, True), (5, False)])
+def test_a_node_of_two_to_four_products_is_a_layer(products, is_layer):
+    """The result of the last one is added in place."""
+    rows = np.arange(products)
+    ranges = SimpleNamespace(
+        next_op=np.array([-1] * (products - 1) + [0]),
+        previous_op=np.full(products, -1),
+        name_matches=lambda rows, pattern: (rows >= 0) & ("add_" in str(pattern)),
+    )
+    by_use, _ = matmul.roles_by_use(
+        ranges, rows, np.zeros(products, np.int64), np.full(products, products)
+    )
+    expected = ["dgrad"] * (products - 1) + ["wgrad"] if is_layer else [None] * products
+    assert by_use.strings() == expected

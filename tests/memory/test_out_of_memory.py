@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 
+import polars as pl
 import pytest
 
 import tracekit
@@ -16,6 +18,8 @@ from tests.allocator_model import (
     in_block,
 )
 from tests.memory_snapshots import write
+from tracekit.memory.measures import out_of_memory
+from tracekit.memory.measures.out_of_memory import find_recomputable
 
 GB = 1000 * MIB
 LOAD = [frame("load", "data.py", 9)]
@@ -274,3 +278,137 @@ def test_the_recorded_failure_is_read(snapshots):
     found = only.contents.out_of_memory
     assert (found.cause, found.requested_bytes) == ("request", 16 << 40)
     assert (found.device_free_bytes, found.line) == (140650151936, "alone.py:116 hook")
+
+
+NOTHING = {
+    "missing_bytes": 1_000,
+    "needed_bytes": 5_000,
+    "requested_bytes": 0,
+    "origin": None,
+    "by_category": {},
+    "leaked_bytes": 0,
+    "outside_bytes": None,
+    "repeated": (),
+    "fragmented_bytes": 0,
+    "other_streams_bytes": 0,
+    "private_pools_bytes": 0,
+    "limit_bytes": None,
+}
+
+
+CONTENTS = pl.DataFrame(
+    schema={"category": pl.String, "module": pl.String, "stack": pl.Int64, "bytes": pl.Int64}
+)
+
+
+def remedies_of(monkeypatch, *, cause="model", bucket_bytes=0, expandable=False, **failure):
+    monkeypatch.setattr(out_of_memory, "find_bucket_bytes", lambda contents, stacks: bucket_bytes)
+    failure = SimpleNamespace(**{**NOTHING, **failure})
+    snapshot = SimpleNamespace(expandable=expandable, stacks=())
+    found = out_of_memory.find_remedies(failure, cause, CONTENTS, snapshot)
+    return [(each.code, each.bytes, each.is_enough, each.name) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("failure", "remedies"),
+    [
+        # A tenth of the 1,000 missing bytes is worth a line, all of them are enough.
+        ({"leaked_bytes": 100}, []),
+        ({"leaked_bytes": 101}, [("stop_leak", 101, False, None)]),
+        ({"leaked_bytes": 999}, [("stop_leak", 999, False, None)]),
+        ({"leaked_bytes": 1_000}, [("stop_leak", 1_000, True, None)]),
+        ({"leaked_bytes": 501, "missing_bytes": None}, [("stop_leak", 501, None, None)]),
+        ({"leaked_bytes": 500, "missing_bytes": None}, []),
+        ({"outside_bytes": 300}, [("end_other_processes", 300, False, None)]),
+        (
+            {"by_category": {"activations": 400}},
+            [("smaller_microbatch", 200, False, None), ("offload_activations", 400, False, None)],
+        ),
+        ({"requested_bytes": 400, "origin": "forward"}, [("smaller_microbatch", 200, False, None)]),
+        ({"requested_bytes": 400, "origin": "optimizer"}, []),
+        ({"by_category": {"optimizer_state": 300}}, [("offload_optimizer", 300, False, None)]),
+        ({"by_category": {"gradients": 300}, "bucket_bytes": 200}, [("share_gradient_buckets", 200, False, None)]),
+        ({"by_category": {"gradients": 150}, "bucket_bytes": 200}, [("share_gradient_buckets", 150, False, None)]),
+        ({"by_category": {"gradients": 150}, "origin": "forward"}, [("free_gradients", 150, False, None)]),
+        ({"fragmented_bytes": 300}, [("expandable_segments", 300, False, None)]),
+        ({"fragmented_bytes": 300, "expandable": True}, []),
+        ({"other_streams_bytes": 60, "private_pools_bytes": 60}, [("fewer_pools", 120, False, None)]),
+        (
+            {"repeated": [SimpleNamespace(function=name, bytes=400, calls=4) for name in "abc"]},
+            [("recompute", 300, False, "a"), ("recompute", 300, False, "b")],
+        ),
+        (
+            {"limit_bytes": 1_000, "leaked_bytes": 900},
+            [("raise_limit", None, None, None), ("stop_leak", 900, False, None)],
+        ),
+        ({"cause": "request", "leaked_bytes": 900}, [("smaller_request", 1_000, True, None)]),
+    ],
+)  # fmt: skip
+def test_what_frees_a_tenth_of_what_was_missing_is_a_remedy(monkeypatch, failure, remedies):
+    assert remedies_of(monkeypatch, **failure) == remedies
+
+
+USED_UP = {
+    "device_free_bytes": 0,
+    "needed_bytes": 100,
+    "missing_bytes": 100,
+    "capacity_bytes": 10_000,
+    "reserved_bytes": 1_000,
+    "leaked_bytes": 0,
+    "fragmented_bytes": 0,
+    "other_streams_bytes": 0,
+    "private_pools_bytes": 0,
+    "outside_bytes": None,
+    "by_category": {"weights": 600, "activations": 300},
+    "limit_bytes": None,
+    "copied": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("failure", "cause"),
+    [
+        ({}, "weights"),
+        ({"by_category": {}}, "other"),
+        ({"device_free_bytes": 100, "limit_bytes": 1_000}, "weights"),
+        ({"device_free_bytes": 100, "limit_bytes": 1_000, "by_category": {}}, "limit"),
+        ({"device_free_bytes": 99}, "weights"),
+        ({"device_free_bytes": None}, "weights"),
+        ({"needed_bytes": 10_001}, "request"),
+        ({"needed_bytes": 10_000}, "weights"),
+        # Without its size the GPU holds what is reserved and free.
+        ({"needed_bytes": 1_051, "device_free_bytes": 50, "capacity_bytes": None}, "request"),
+        ({"needed_bytes": 1_050, "device_free_bytes": 50, "capacity_bytes": None}, "weights"),
+        ({"needed_bytes": 9_999, "device_free_bytes": None, "capacity_bytes": None}, "weights"),
+        # What would have been enough, and is a tenth of what was reserved.
+        ({"leaked_bytes": 100}, "leak"),
+        ({"leaked_bytes": 99}, "weights"),
+        ({"leaked_bytes": 99, "missing_bytes": 50}, "weights"),
+        ({"leaked_bytes": 100, "missing_bytes": 101}, "weights"),
+        ({"leaked_bytes": 100, "missing_bytes": None}, "leak"),
+        ({"fragmented_bytes": 100}, "fragmentation"),
+        ({"leaked_bytes": 100, "fragmented_bytes": 101}, "fragmentation"),
+        ({"other_streams_bytes": 50, "private_pools_bytes": 50}, "other_pools"),
+        ({"outside_bytes": 1_000}, "other_processes"),  # a tenth of the GPU
+        ({"outside_bytes": 999}, "weights"),
+    ],
+)
+def test_what_would_have_been_enough_is_the_cause(failure, cause):
+    assert out_of_memory.find_cause(SimpleNamespace(**{**USED_UP, **failure})) == cause
+
+
+def test_the_two_modules_with_most_activations_are_to_be_recomputed():
+    rows = {"category": "activations", "module": ["a", "b", "c", None], "bytes": [1, 3, 2, 9]}
+    assert find_recomputable(SimpleNamespace(repeated=()), pl.DataFrame(rows)) == [
+        ("b", 3),
+        ("c", 2),
+    ]
+
+
+def test_of_functions_that_are_repeated_the_first_two_are_to_be_recomputed():
+    """Four calls of 100 bytes each: one of them is needed at a time."""
+    repeated = [SimpleNamespace(function=name, bytes=400, calls=4) for name in "abc"]
+    assert find_recomputable(SimpleNamespace(repeated=repeated), pl.DataFrame()) == [
+        ("a", 300),
+        ("b", 300),
+    ]

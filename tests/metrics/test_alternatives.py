@@ -7,7 +7,12 @@ import pytest
 
 from tests.findings.conftest import Recording
 from tracekit import analyze
+from tracekit.metrics.alternatives.host import OneCopy
+from tracekit.metrics.alternatives.remedy import REMEDIES
+from tracekit.metrics.attainable import Share
 from tracekit.metrics.loops import find_loops
+from tracekit.metrics.rank_work import RankWork
+from tracekit.metrics.speeds import Speeds
 
 STEPS = 4
 PERIOD_MS = 20.0
@@ -810,3 +815,43 @@ def test_what_numpy_does_with_a_copied_tensor_is_work_on_the_host(findings_of_st
 
     finding = findings_of_steps(fill)["work_on_host", "results"]
     assert "Python or NumPy" in finding.text
+
+
+def rank_work(*events, bandwidth=None):
+    """Work of a GPU whose memory moves as many bytes per ns, of which kernels reach the half, all or twice that."""
+    works = [("memory", "*"), ("optimizer", "*")]
+    speeds = Speeds({}, bandwidth, dict.fromkeys(works, Share(0.5, 1.0, 2.0)))
+    frame = pl.DataFrame(list(events), infer_schema_length=None)
+    missing = [pl.lit(None, pl.String).alias(name) for name in ("node",) if name not in frame]
+    return RankWork(frame.with_columns(missing), pl.DataFrame(), speeds)
+
+
+def remedies_of(entry, *events, bandwidth=None):
+    """The remedies that an entry finds in events."""
+    found = list(entry.find(rank_work(*events, bandwidth=bandwidth)))
+    return pl.concat([REMEDIES.to_frame(), *found])
+
+
+def copies(count, size=65_536, part=0):
+    return [
+        {"row": 100 * part + n, "part": part, "start_ns": n, "ns": 3, "name": "Memcpy HtoD",
+         "copied_bytes": size}
+        for n in range(count)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "gone"),
+    [
+        (copies(16), list(range(1, 16))),
+        (copies(15), []),
+        (copies(16, 65_537), []),
+        (copies(10) + copies(10, part=1), []),  # ten in each of two steps
+    ],
+)
+def test_of_sixteen_copies_of_64_kb_in_a_step_one_remains(rows, gone):
+    remedies = remedies_of(OneCopy(), *rows)
+    assert remedies.filter(pl.col("host_share") == 0)["row"].to_list() == gone
+    remaining = remedies.filter(pl.col("host_share") > 0)
+    assert remaining.select("row", "likely_ns").rows() == ([(0, 3)] if gone else [])
+    assert not remedies["waits"].any()

@@ -13,7 +13,7 @@ from tracekit.metrics.bandwidth import bandwidth, bucket
 from tracekit.metrics.expert_balance import measure_expert_balance
 from tracekit.metrics.operations import OPERATIONS
 from tracekit.metrics.peaks import find_gpu, peak_tflop_s
-from tracekit.metrics.rates import products
+from tracekit.metrics.rates import ProductTotals, products
 from tracekit.schema import GAP_CAUSES, LABELLED, conform
 
 MM = {
@@ -313,3 +313,11 @@ def test_below_peak_is_the_products_time_beyond_their_time_at_peak_and_no_part_o
     assert below_peak_ns(table) == int(15_000 - 2 * 2e9 / 989.4e3)
     assert below_peak_ns(products(labelled(slow), device="Abacus")[0]) is None
     assert not any("peak" in cause for cause in GAP_CAUSES)
+
+
+@pytest.mark.parametrize(("uncounted_ns", "counted"), [(10, True), (11, False)])
+def test_rates_are_given_where_all_but_a_hundredth_of_the_products_is_counted(
+    uncounted_ns, counted
+):
+    """UNCOUNTED, of 1,000 ns of products."""
+    assert ProductTotals(1, 1, 1_000, uncounted_ns, None, 2_000).counted is counted

@@ -5,7 +5,12 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
+from tracekit.intervals import union
+from tracekit.metrics.alternatives.stalls import without_stalls
+from tracekit.metrics.attainable import Share
 from tracekit.metrics.host.stalls import find_stalls
+from tracekit.metrics.rank_work import RankWork
+from tracekit.metrics.speeds import Speeds
 
 MS = 1_000_000
 LAUNCHING = ("aten::add", "aten::mm", "aten::mul", "outer", "around")
@@ -66,3 +71,20 @@ def test_time_inside_calls_is_theirs():
     calls = slow.with_columns(kind=pl.lit("runtime"), name=pl.lit("cudaMalloc"))
     assert find_stalls(pl.concat([events, calls]), LAUNCHING).total_ns == 0
     assert find_stalls(events).total_ns == 0  # they may compute on the CPU
+
+
+def rank_work(*events, bandwidth=None):
+    """Work of a GPU whose memory moves as many bytes per ns, of which kernels reach the half, all or twice that."""
+    works = [("memory", "*"), ("optimizer", "*")]
+    speeds = Speeds({}, bandwidth, dict.fromkeys(works, Share(0.5, 1.0, 2.0)))
+    frame = pl.DataFrame(list(events), infer_schema_length=None)
+    missing = [pl.lit(None, pl.String).alias(name) for name in ("node",) if name not in frame]
+    return RankWork(frame.with_columns(missing), pl.DataFrame(), speeds)
+
+
+def test_a_launch_keeps_the_share_of_its_hosts_time_in_which_it_did_not_stand_still():
+    """The host stood still for 30 of the 40 ns before the second launch, and for all before the third."""
+    events = [{"row": row, "launch_ns": launch, "ns": 5} for row, launch in enumerate((0, 40, 60))]
+    (remedies,) = without_stalls(rank_work(*events), union([10, 40], [40, 60]), "free cpu")
+    assert remedies.select("row", "likely_ns").rows() == [(1, 5), (2, 5)]
+    assert remedies["host_share"].to_list() == pytest.approx([0.25, 0.001])

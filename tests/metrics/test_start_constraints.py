@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracekit.metrics.start_constraints import CONSTRAINT_KINDS, find_start_constraints
+from tracekit.metrics.start_constraints import (
+    CONSTRAINT_KINDS,
+    find_start_constraints,
+    last_of_other_stream,
+)
 
 COMPUTE, COMM = 7, 20
 
@@ -80,3 +84,25 @@ def test_work_that_was_launched_later_was_not_waited_for(held_by):
     earlier = [("offload", COMM, 505, 518, 600), ("forward", COMPUTE, 512, 520, 998)]
     later_kernel = ("forward", COMPUTE, 700, 999, 1000)
     assert held_by(*earlier, later_kernel, ("offload", COMM, 520, 1002, 1100)) == ("other", 1)
+
+
+@pytest.mark.parametrize(
+    ("events", "other"),
+    [
+        # Stream, start and end in µs of each event; the row that it may have waited for.
+        ([(0, 0, 10), (1, 10, 20)], [-1, 0]),
+        ([(0, 0, 10), (0, 10, 20)], [-1, -1]),  # of its own stream
+        ([(0, 0, 10), (1, 0, 12), (0, 13, 20)], [-1, -1, 1]),
+        (
+            [(1, 0, 5), (0, 0, 10), (0, 11, 12), (0, 13, 20)],
+            [-1, -1, 0, 0],
+        ),  # behind its own stream's
+        ([(0, 0, 11), (1, 10, 20)], [-1, 0]),  # ends a microsecond later: clocks are no finer
+        ([(0, 0, 12), (1, 10, 20)], [-1, -1]),
+        ([(0, 10, 11), (1, 10, 20)], [-1, -1]),  # began with it
+    ],
+)
+def test_the_last_event_of_another_stream_to_end_before_may_have_been_waited_for(events, other):
+    stream, start, end = np.array(events).T
+    unknown = np.zeros(len(stream), np.int64), np.zeros(len(stream), np.bool_)
+    assert last_of_other_stream(stream, start * 1_000, end * 1_000, *unknown).tolist() == other

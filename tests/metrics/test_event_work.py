@@ -1,13 +1,10 @@
-"""Figures of an operator's inputs, ranges of memory that join, and the stream that an event waited for."""
+"""Work of events from shapes and types of their inputs."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from tracekit.memory.measures.block_sizes import join_ranges, remove_range
 from tracekit.metrics.event_work import is_mask_of, read_inputs, read_tensors
-from tracekit.metrics.start_constraints import last_of_other_stream
 
 BF16 = "c10::BFloat16"
 
@@ -86,60 +83,3 @@ def test_a_mask_is_noticed_among_the_inputs():
 def test_a_list_of_tensors_is_one_input_of_unknown_type():
     assert read_inputs("[[[8],[4]],[3],7]", '["TensorList","float"]') == [(12, 2), (3, 4)]
     assert read_inputs("[[3]]", None) == [(3, 2)]
-
-
-@pytest.mark.parametrize(
-    ("ranges", "index", "joined"),
-    [
-        ([(0, 10), (10, 20), (20, 30)], 1, [(0, 30)]),
-        ([(0, 10), (10, 20), (21, 30)], 1, [(0, 20), (21, 30)]),
-        ([(0, 9), (10, 20), (20, 30)], 1, [(0, 9), (10, 30)]),
-        ([(0, 10), (10, 20)], 0, [(0, 20)]),
-        ([(0, 10), (10, 20)], 1, [(0, 20)]),
-        ([(0, 9), (10, 20)], 1, [(0, 9), (10, 20)]),
-        ([(0, 10)], 0, [(0, 10)]),
-    ],
-)
-def test_a_range_that_is_mapped_joins_those_it_touches(ranges, index, joined):
-    starts, ends = map(list, zip(*ranges, strict=True))
-    join_ranges(starts, ends, index)
-    assert list(zip(starts, ends, strict=True)) == joined
-
-
-@pytest.mark.parametrize(
-    ("removed", "left"),
-    [
-        ((10, 30), []),
-        ((10, 20), [(20, 30)]),
-        ((20, 30), [(10, 20)]),
-        ((15, 20), [(10, 15), (20, 30)]),
-        ((30, 40), [(10, 30)]),
-        ((0, 10), [(10, 30)]),  # begins before what is there
-    ],
-)
-def test_what_is_unmapped_leaves_what_lies_around_it(removed, left):
-    starts, ends = [10], [30]
-    remove_range(starts, ends, *removed)
-    assert list(zip(starts, ends, strict=True)) == left
-
-
-@pytest.mark.parametrize(
-    ("events", "other"),
-    [
-        # Stream, start and end in µs of each event; the row that it may have waited for.
-        ([(0, 0, 10), (1, 10, 20)], [-1, 0]),
-        ([(0, 0, 10), (0, 10, 20)], [-1, -1]),  # of its own stream
-        ([(0, 0, 10), (1, 0, 12), (0, 13, 20)], [-1, -1, 1]),
-        (
-            [(1, 0, 5), (0, 0, 10), (0, 11, 12), (0, 13, 20)],
-            [-1, -1, 0, 0],
-        ),  # behind its own stream's
-        ([(0, 0, 11), (1, 10, 20)], [-1, 0]),  # ends a microsecond later: clocks are no finer
-        ([(0, 0, 12), (1, 10, 20)], [-1, -1]),
-        ([(0, 10, 11), (1, 10, 20)], [-1, -1]),  # began with it
-    ],
-)
-def test_the_last_event_of_another_stream_to_end_before_may_have_been_waited_for(events, other):
-    stream, start, end = np.array(events).T
-    unknown = np.zeros(len(stream), np.int64), np.zeros(len(stream), np.bool_)
-    assert last_of_other_stream(stream, start * 1_000, end * 1_000, *unknown).tolist() == other
