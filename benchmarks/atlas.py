@@ -37,6 +37,8 @@ ATTENTIONS = ((8, 16, 1024, 64), (4, 16, 2048, 64), (2, 16, 4096, 128), (2, 16, 
 """Batch, heads, tokens and size of a head; causal, forward and backward."""
 CONVOLUTIONS = ((64, 64, 56), (64, 128, 28), (64, 256, 14), (32, 256, 28))
 """Images, channels and their height and width; 3×3, channels last."""
+NORMS = ((32, 64, 128), (32, 256, 64), (64, 256, 56), (32, 512, 32))
+"""Images, channels and their height and width, of batch norms that the GPU limits, not the host."""
 MOVED_MB = (64, 256, 1024)
 """Data that an elementwise kernel reads and writes."""
 
@@ -115,14 +117,13 @@ def measure_batch_norms() -> list[Row]:
     rows = []
     for name in ("fp32", "fp16", "bf16"):
         rates = []
-        for images, channels, size in CONVOLUTIONS:
-            image = torch.randn(
-                images, channels, size, size, device="cuda", dtype=TYPES[name], requires_grad=True
-            )
-            image = image.to(memory_format=torch.channels_last)
+        for images, channels, size in NORMS:
+            image = torch.randn(images, channels, size, size, device="cuda", dtype=TYPES[name])
+            image = image.to(memory_format=torch.channels_last).requires_grad_()
             norm = torch.nn.BatchNorm2d(channels, device="cuda", dtype=TYPES[name])
 
             def both_ways(image=image, norm=norm) -> None:
+                image.grad = None
                 out = norm(image)
                 out.backward(out)
 
