@@ -23,6 +23,7 @@ from tracekit.findings.collect import (
     relate_findings,
 )
 from tracekit.graph.change import Hidden
+from tracekit.graph.changes import FREE_CPU
 from tracekit.report.write import render_json
 
 MS = 1_000_000
@@ -212,8 +213,8 @@ def test_a_host_that_shares_its_cores_hears_that_before_what_it_therefore_does_s
     stalls_save_ns, codes
 ):
     launching = saving_finding(A, 300, 0, "launch_bound")
-    stalls = saving_finding(B, stalls_save_ns, 0, "busy_cpu")
-    ordered = relate_findings(Replays({A: 300, B: stalls_save_ns}), [launching, stalls])
+    stalls = saving_finding(FREE_CPU, stalls_save_ns, 0, "busy_cpu")
+    ordered = relate_findings(Replays({A: 300, FREE_CPU: stalls_save_ns}), [launching, stalls])
     assert [finding.code for finding in ordered] == codes
 
 
