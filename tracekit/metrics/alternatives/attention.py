@@ -353,6 +353,7 @@ class RepeatedHeads(Alternative, frozen=True, kw_only=True):
         "{per_step}: {work}"
     )
     advises = "pass them as they are, with `enable_gqa=True` (`scaled_dot_product_attention`)"
+    caveat = "Not every kernel takes shared heads: measure whether attention itself stays as fast."
     min_saved_share = 0.03
 
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
