@@ -55,9 +55,12 @@ def made_up_timeline(rank, origin_ns):
             "chain": [None] * 3,
             "rule": ["made-up"] * 3,
             "source": [None] * 3,
+            "inputs": [None] * 3,
             "stream": [7, 8, 8],
         },
-        schema_overrides=dict.fromkeys(("module", "annotations", "chain", "source"), pl.String),
+        schema_overrides=dict.fromkeys(
+            ("module", "annotations", "chain", "source", "inputs"), pl.String
+        ),
     )
     columns = {
         "id": number,
