@@ -346,7 +346,7 @@ def gap_table(comparison: ScheduleComparison) -> Table | None:
         rungs = waterfall(
             ("ideal", comparison.head.ideal_ns), ("measured", comparison.head.measured_ns), ()
         )
-    top_ns = max(comparison.head.measured_ns, comparison.head.ideal_ns, 1)
+    top_ns = max(1, *(rung.high_ns for rung in rungs))
     columns = (
         Column("cause", value="name"),
         Column("time", "figure", value="text"),

@@ -161,7 +161,7 @@ def fitting_columns(
     """
     widths = _column_widths(columns, cells)
     for i, column in enumerate(columns):
-        if column.kind in (*NAME_KINDS, "word"):  # a name is shortened, words wrap
+        if column.kind in (*NAME_KINDS, "word", "causes"):  # a name is shortened, words wrap
             widths[i] = min(widths[i], MIN_NAME_LENGTH_WITH_ALL_COLUMNS)
     shown = []
     for i, column in enumerate(columns):
