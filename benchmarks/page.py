@@ -52,7 +52,7 @@ def blown_up(ranks, cells):
     head = structs.replace(
         found.comparison.head, cells=big, match=match, ideal_ns=int(done.makespan)
     )
-    one = found.rank_results[0]
+    one = found.ranks[0]
     span = int(done.makespan)
     tables = dict(found.tables)
     tables["steps"] = pl.concat(
@@ -62,7 +62,7 @@ def blown_up(ranks, cells):
     tables["timeline"] = pl.concat([_lanes(r, span, noise) for r in range(ranks)])
     return replace(
         found,
-        rank_results=tuple(structs.replace(one, rank=r) for r in range(ranks)),
+        ranks=tuple(structs.replace(one, rank=r) for r in range(ranks)),
         tables=tables,
         comparison=structs.replace(found.comparison, head=head),
     )

@@ -107,11 +107,11 @@ def synthetic_analysis(ranks: int, count: int):
         )
         for timeline in timelines
     ]
-    one_rank = analysis.rank_results[0]
+    one_rank = analysis.ranks[0]
     return replace(
         analysis,
         events=timelines,
-        rank_results=tuple(structs.replace(one_rank, rank=rank) for rank in range(ranks)),
+        ranks=tuple(structs.replace(one_rank, rank=rank) for rank in range(ranks)),
         tables={**dict(analysis.tables), "steps": pl.concat(steps)},
     )
 

@@ -252,7 +252,7 @@ def amd_section() -> Section:
     """Return TraceLens' own sheet for a rank of the sample beside that rank's budget."""
     folder = ROOT / "sample_traces/mi300-ddp"
     sheet = _read_truth(folder)["tracelens"]
-    figures = next(rank for rank in analyze(folder).rank_results if rank.rank == 0)
+    figures = next(rank for rank in analyze(folder).ranks if rank.rank == 0)
     exposed_ns = figures.budget.exposed_ns
     communication_ns = sum(exposed_ns.get(label, 0) for label in COMMUNICATION_LABELS)
     ours_ns = {

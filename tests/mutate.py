@@ -32,7 +32,7 @@ _measure = by_identity(measured_tables)
 
 def answer(ranks: Ranks) -> Analysis:
     """Label, measure and compare what is left of a run."""
-    return AnalysisResult.of(combine([_measure(rank) for rank in ranks], schedule="auto"))
+    return combine([_measure(rank) for rank in ranks], schedule="auto", result_type=AnalysisResult)
 
 
 def each(change: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[Ranks], Ranks]:

@@ -38,7 +38,7 @@ class Statements:
             caused_ns={(row.rank, row.label): row.caused_ns for row in rows},
             wait_ns={
                 (result.rank, label): ns
-                for result in analysis.rank_results
+                for result in analysis.ranks
                 for label, ns in result.whole.wait_ns.items()
             },
             offsets_ns=analysis.clocks.offset_ns,

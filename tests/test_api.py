@@ -174,7 +174,7 @@ def test_an_analysis_comes_back_from_its_json(samples, tmp_path, name):
     back = tracekit.read_analysis(file)
     assert back.to_dict() == whole.to_dict(show=show)
     # What follows is computed again from the parts that were read, not copied from the file.
-    for read, measured in zip(back.rank_results, whole.rank_results, strict=True):
+    for read, measured in zip(back.ranks, whole.ranks, strict=True):
         assert structs.replace(read, idle_host=()) == structs.replace(measured, idle_host=())
     assert back.total.budget == whole.total.budget
     assert back.step == whole.step
@@ -217,9 +217,9 @@ def test_the_schedule_comes_back(run, saved):
 @pytest.mark.slow
 def test_results_are_frozen(run, saved):
     back = tracekit.read_analysis(saved)
-    for thing in (run, back, back.document.schedule, run.rank_results[0], run.total):
+    for thing in (run, back, back.document.schedule, run.ranks[0], run.total):
         with pytest.raises(AttributeError):
-            thing.rank_results = ()
+            thing.ranks = ()
     back.to_dict()["ranks"].clear()
     assert back.to_dict()["ranks"]
 

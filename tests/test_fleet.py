@@ -180,7 +180,7 @@ def test_an_analysis_of_a_store_takes_its_tables_and_measures_where_it_must(
 
 
 def test_the_bad_rank_is_listed_by_path_and_the_rest_is_analyzed(serial, traces):
-    assert len(serial.rank_results) == RANKS - 1
+    assert len(serial.ranks) == RANKS - 1
     messages = {notice.code: notice_sentence(notice) for notice in serial.notices}
     assert messages["rank-failed"].startswith(
         f"rank {BAD} is left out: {traces}/rank{BAD}.pt.trace.json.gz: "
@@ -291,7 +291,7 @@ def test_strict_makes_a_bad_rank_fatal(run_command, traces, tmp_path):
 def test_strict_makes_a_missing_rank_and_a_skipped_file_fatal(traces, tmp_path):
     for rank in (0, 1):
         shutil.copy(traces / f"rank{rank}.pt.trace.json.gz", tmp_path)
-    assert len(analyze(tmp_path).rank_results) == 2
+    assert len(analyze(tmp_path).ranks) == 2
     with pytest.raises(InputError, match="ranks are missing") as caught:
         analyze(tmp_path, on_damage="error")
     assert f": {RANKS - 2} of {RANKS} ranks are not here" in error_message(caught.value)
@@ -317,11 +317,11 @@ def test_ctrl_c_leaves_a_usable_store_and_resume_finishes_it(serial, traces, tmp
     assert command.returncode == 130
     assert err.splitlines()[-1] == "interrupted"
     left = open_store(store)
-    assert 0 < len(left.ranks) < len(serial.rank_results)
+    assert 0 < len(left.ranks) < len(serial.ranks)
     assert not left.complete
     assert not list(store.glob(".rank=*"))
     unfinished = analyze(store)
-    assert len(unfinished.rank_results) == len(left.ranks)
+    assert len(unfinished.ranks) == len(left.ranks)
     assert unfinished.notices[0].code == "store-incomplete"
     written = {
         folder: (folder / "events.parquet").stat().st_mtime_ns for folder in store.glob("rank=*")

@@ -57,9 +57,9 @@ def tiny(tmp_path, monkeypatch):
 
 def test_a_reader(tiny, tmp_path, capsys):
     assert load(tiny).ranks == (0, 1)
-    assert analyze(tiny, workers=1).rank_results[1].whole.budget.idle_ns == 500
+    assert analyze(tiny, workers=1).ranks[1].whole.budget.idle_ns == 500
     ingest(tiny, tmp_path / "store", workers=1)
-    assert analyze(tmp_path / "store").rank_results[0].whole.budget.span_ns == 3000
+    assert analyze(tmp_path / "store").ranks[0].whole.budget.span_ns == 3000
     doctor.run([str(tiny)])
     assert "tiny" in capsys.readouterr().out
 

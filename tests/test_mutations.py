@@ -78,7 +78,7 @@ def truth(name):
 def test_each_figure_is_right_or_a_bound_or_null(capture, mutation):
     whole = truth(capture)
     left = answer(MUTATIONS[mutation](ranks_of(capture)))
-    for result in left.rank_results:
+    for result in left.ranks:
         check_budget(mutation, whole.rank(result.rank).whole, result.whole)
         check_bubble(mutation, whole.rank(result.rank).whole, result.whole)
     check_schedule(whole, left)

@@ -164,7 +164,7 @@ def test_the_weight_update_comes_back(folder):
         expected["sources"],
     )
     counts = expected.get("counts") or expected["counts_per_rank"]
-    for one in analysis(folder).rank_results:
+    for one in analysis(folder).ranks:
         assert {label: one.whole.label_count.get(label) for label in counts} == counts
 
 

@@ -93,7 +93,7 @@ def test_times_outside_of_the_recording_make_no_figure(samples, tmp_path, damage
     assert ("untimed", 1) in [(values["case"], values["count"]) for values in lost]
     times = [event["ts"] for event in trace["traceEvents"] if event.get("cat") == "cuda_runtime"]
     longest_ns = 2000 * (max(times) - min(times))
-    assert all(result.whole.budget.span_ns < longest_ns for result in analysis.rank_results)
+    assert all(result.whole.budget.span_ns < longest_ns for result in analysis.ranks)
     assert all(finding.cost_ns < longest_ns for finding in analysis.findings)
 
 

@@ -201,7 +201,9 @@ def test_charges_agree_with_a_count_moment_by_moment_and_sum_to_the_waits(seed):
 def slow_pair():
     """A recording whose rank 2 is slow, and in which rank 3 does the same as rank 2."""
     ranks = repeat_rank(read_run(SAMPLES / "slow-ddp"), 2, as_rank=3)
-    return AnalysisResult.of(combine([measured_tables(rank) for rank in ranks], what_if=True))
+    return combine(
+        [measured_tables(rank) for rank in ranks], what_if=True, result_type=AnalysisResult
+    )
 
 
 def test_a_slow_pair_of_a_recording_is_named_and_not_one_of_the_two(slow_pair):

@@ -269,9 +269,9 @@ def test_without_marks_budget_and_pipeline_count_the_same_steps(cut_marks):
     marked, bare = cut_marks
     cases = [notice.values["case"] for notice in bare.notices if notice.code == "no-steps"]
     assert cases == ["by_optimizer"]
-    steps = list(range(len(marked.rank_results[0].steps)))
+    steps = list(range(len(marked.ranks[0].steps)))
     assert len(steps) == 8
-    assert [list(one.steps) for one in bare.rank_results] == [steps, steps]
+    assert [list(one.steps) for one in bare.ranks] == [steps, steps]
     assert sorted({held.pipeline.step for held in bare.comparison.all}) == steps
     assert [held.measured_ns for held in bare.comparison.all] == [
         held.measured_ns for held in marked.comparison.all

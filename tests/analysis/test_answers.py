@@ -28,7 +28,7 @@ def test_1f1b_wait_and_transfer_sum_to_the_kernels_and_give_the_bubble(run):
     assert len(ops) == 11 + 21 + 19 + 9
     assert ops["wait_ns"].null_count() == 0
     assert (ops["wait_ns"] + ops["transfer_ns"] == ops["end_ns"] - ops["start_ns"]).all()
-    for one in analysis.rank_results:
+    for one in analysis.ranks:
         whole = one.whole
         assert not whole.lower_bound
         assert (

@@ -30,8 +30,8 @@ SAMPLES = ["1f1b", "1f1b-noshapes", "interleaved", "dualpipe", "overlapped", "vp
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_budget_is_conserved_on_every_rank_and_step(run, name):
     analysis = run(name)
-    assert analysis.rank_results
-    for one in analysis.rank_results:
+    assert analysis.ranks
+    for one in analysis.ranks:
         for scope in (one.whole, *one.per_step):
             assert scope.budget.span_ns > 0
             assert scope.budget.conserved
@@ -42,9 +42,7 @@ def test_the_budget_is_conserved_on_every_rank_and_step(run, name):
         assert sum(one.idle_causes.values()) == one.whole.budget.idle_ns
         assert [s.step for s in one.per_step] == list(one.steps) or one.steps == ()
     assert analysis.total.budget.conserved
-    assert analysis.total.budget.span_ns == sum(
-        one.whole.budget.span_ns for one in analysis.rank_results
-    )
+    assert analysis.total.budget.span_ns == sum(one.whole.budget.span_ns for one in analysis.ranks)
 
 
 def test_public_traces_conserve_too(corpus):
@@ -56,7 +54,7 @@ def test_public_traces_conserve_too(corpus):
             if not re.search("no GPU work was recorded|is a timeline of operations", error.message):
                 raise
             continue
-        for one in analysis.rank_results:
+        for one in analysis.ranks:
             for scope in (one.whole, *one.per_step):
                 assert scope.budget.conserved, path
                 exposed = {label: ns for label, ns in scope.budget.exposed_ns.items() if ns}

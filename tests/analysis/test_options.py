@@ -122,9 +122,9 @@ def one_cut_off(samples, tmp_path_factory):
 
 
 def test_a_damaged_rank_is_used_left_out_or_an_error(one_cut_off, tmp_path):
-    assert [result.rank for result in analyze(one_cut_off, schedule="none").rank_results] == [0, 1]
+    assert [result.rank for result in analyze(one_cut_off, schedule="none").ranks] == [0, 1]
     skipped = analyze(one_cut_off, schedule="none", on_damage="skip")
-    assert [result.rank for result in skipped.rank_results] == [0]
+    assert [result.rank for result in skipped.ranks] == [0]
     assert any(notice.code == "rank-failed" for notice in skipped.notices)
     for read in (
         analyze,

@@ -55,17 +55,15 @@ def test_totals_are_sums_and_ratios_of_sums(run):
     analysis = run("overlapped")
     total = analysis.total
     for label in ("ep_dispatch", "ep_combine", "offload"):
-        assert total.label_ns[label] == sum(
-            one.whole.label_ns[label] for one in analysis.rank_results
-        )
-        hidden = sum(one.whole.hidden_ns[label] for one in analysis.rank_results)
+        assert total.label_ns[label] == sum(one.whole.label_ns[label] for one in analysis.ranks)
+        hidden = sum(one.whole.hidden_ns[label] for one in analysis.ranks)
         assert total.overlap[label] == hidden / total.label_ns[label]
 
 
 def test_the_result_is_frozen_and_its_tables_become_pandas(run):
     analysis = run("reload")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        analysis.rank_results = ()
+        analysis.ranks = ()
     tables = analysis.to_pandas()
     assert len(tables["operations"]) == 4 * 8
     assert set(tables) >= {

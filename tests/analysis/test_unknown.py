@@ -96,7 +96,7 @@ def test_a_file_that_lost_its_kernels_gives_null_not_idle(tmp_path):
     assert analysis.rank(0).whole.bubble_fraction is None
     assert "gpu-events-lost" in {note.code for note in analysis.notices}
     whole = [*calls, *(kernel(10 * n + 5, 9, n) for n in range(100))]
-    kept = analyze(write(tmp_path / "rank1.json.gz", whole), schedule="none").rank_results[0].whole
+    kept = analyze(write(tmp_path / "rank1.json.gz", whole), schedule="none").ranks[0].whole
     assert kept.idle_known
     assert kept.budget.idle_ns < 0.2 * kept.budget.span_ns
 
@@ -140,7 +140,7 @@ def test_one_rank_of_two_with_gpu_events_is_analysed(tmp_path):
     write(tmp_path / "rank0.json.gz", [launch(0, 1), kernel(5, 10, 1)], world_size=2)
     write(tmp_path / "rank1.json.gz", [launch(0, 1)], rank=1, world_size=2)
     analysis = analyze(tmp_path, schedule="none")
-    assert [rank.whole.budget.compute_ns for rank in analysis.rank_results] == [10_000, 0]
+    assert [rank.whole.budget.compute_ns for rank in analysis.ranks] == [10_000, 0]
     assert "no-gpu-events" in {note.code for note in analysis.notices}
 
 

@@ -109,7 +109,7 @@ def test_many_ranks_are_summarised(samples):
     one = analysis_of(samples / "reload")
     many = replace(
         one,
-        rank_results=tuple(structs.replace(one.rank_results[n % 4], rank=n) for n in range(100)),
+        ranks=tuple(structs.replace(one.ranks[n % 4], rank=n) for n in range(100)),
     )
     text = printed(many, 100)
     table = text.split("Where the step went")[1].split("\n\n")[0].splitlines()

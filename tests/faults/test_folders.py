@@ -141,7 +141,7 @@ def test_a_file_that_goes_away_while_it_is_read_is_left_out_and_named(four, pack
 
     monkeypatch.setattr(Stream, "restart", vanish)
     result = tracekit.analyze(folder, schedule="none")
-    assert [one.rank for one in result.rank_results] == [0, 1, 3]
+    assert [one.rank for one in result.ranks] == [0, 1, 3]
     (message,) = [
         notice_sentence(notice) for notice in result.notices if notice.code == "rank-failed"
     ]

@@ -252,7 +252,7 @@ def test_files_that_go_away_are_left_out_and_named(traces, tmp_path, monkeypatch
 
     monkeypatch.setattr(module, "find_sources", find)
     result = tracekit.analyze(folder, schedule="none")
-    assert [rank_result.rank for rank_result in result.rank_results] == [0, 1, 3]
+    assert [rank_result.rank for rank_result in result.ranks] == [0, 1, 3]
     assert any(
         n.code == "rank-failed" and "rank2.pt.trace.json.gz" in notice_sentence(n)
         for n in result.notices

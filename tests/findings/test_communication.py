@@ -403,7 +403,7 @@ def test_what_is_no_waiting_is_transfer_that_free_compute_can_hide(
     monkeypatch.setattr(communication, "transfer_rate", lambda context, label: None)
     total = SimpleNamespace(hidden_ns=hidden_ns, budget=SimpleNamespace(compute_ns=1_000))
     ranks = [SimpleNamespace(per_step=[None, None])] * 2
-    context = SimpleNamespace(analysis=SimpleNamespace(total=total, rank_results=ranks))
+    context = SimpleNamespace(analysis=SimpleNamespace(total=total, ranks=ranks))
     assert measure_transfer(context, "dp_comm", because_ns)[:3] == figures
 
 

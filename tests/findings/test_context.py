@@ -54,7 +54,7 @@ def test_idle_time_between_steps_is_a_share_where_a_server_has_steps(step_kinds,
     timed = SimpleNamespace(budget=SimpleNamespace(idle_ns=idle_ns))
     steps = pl.DataFrame({"rank": [0, 0], "start_ns": [0, 80], "end_ns": [50, 150]})
     analysis = SimpleNamespace(
-        rank_results=[SimpleNamespace(timed_steps=[timed])],
+        ranks=[SimpleNamespace(timed_steps=[timed])],
         step_kinds=step_kinds,
         tables={"steps": steps},
     )

@@ -90,7 +90,7 @@ def test_tables_with_other_numbers_are_those_of_traces(tmp_path):
     fault = FAULTS["slow_link"]
     tables = tables_of_faulty_run(tmp_path / "few", 8, fault)
     from_traces = analyze(write_faulty_run(tmp_path / "all", 8, fault), schedule="none")
-    from_tables = AnalysisResult.of(combine(tables))
+    from_tables = combine(tables, result_type=AnalysisResult)
     assert without_paths(from_tables) == without_paths(from_traces)
 
 
@@ -99,7 +99,7 @@ def test_tables_with_other_numbers_are_those_of_traces(tmp_path):
 @pytest.mark.parametrize("ranks", [256, 1024])
 def test_a_fault_is_found_in_very_large_runs(tmp_path, ranks, name):
     tables = tables_of_faulty_run(tmp_path, ranks, FAULTS[name])
-    check_fault(AnalysisResult.of(combine(tables)), name)
+    check_fault(combine(tables, result_type=AnalysisResult), name)
 
 
 NIGHTLY_SAMPLES = ("h100-ddp", "steps/a", "compile", "dualpipe", "rates", "layers", "megatron-moe")

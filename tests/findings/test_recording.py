@@ -42,7 +42,7 @@ def context(
     return SimpleNamespace(
         analysis=SimpleNamespace(
             total=SimpleNamespace(wait_ns={"dp_comm": wait_ns}, budget=exposed),
-            rank_results=results,
+            ranks=results,
             world_size=world_size,
             sources=sources,
             notices=notices,
@@ -404,7 +404,7 @@ def test_of_65_ranks_without_a_trace_64_are_named():
         total=SimpleNamespace(wait_ns={"dp_comm": None}, budget=budget),
         sources=[source(world_size=66)],
         world_size=66,
-        rank_results=[result],
+        ranks=[result],
         notices=(),
         tables={"operations": pl.DataFrame({"group": ["0"]})},
     )

@@ -268,7 +268,7 @@ def context_of_ranks(*, late_step, late_ns, host_time):
     return SimpleNamespace(
         analysis=SimpleNamespace(
             tables=tables,
-            rank_results=(),
+            ranks=(),
             step_kinds=(),
             stragglers=(late,),
         ),

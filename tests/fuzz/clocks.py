@@ -95,7 +95,7 @@ def check(data: bytes, folder: Path) -> None:
     longest_ns = 1000 * (max(event["ts"] + event["dur"] for event in host) - begin)
     # GPU work is believed for as long as that, and for a second at least, before and behind.
     longest_ns += 2 * max(longest_ns, 1e9)
-    for result in analysis.rank_results:
+    for result in analysis.ranks:
         assert result.whole.budget.span_ns <= longest_ns
     for finding in analysis.findings:
         assert (finding.saves_ns or 0) <= longest_ns, finding

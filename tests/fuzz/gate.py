@@ -199,7 +199,7 @@ def check_saved(raw: bytes, folder: Path) -> None:
     read = json.loads(saved.to_json())
     _check_same(read, plain)
     _check_finite(read)
-    for rank in saved.rank_results:
+    for rank in saved.ranks:
         assert rank.whole.bubble_fraction is None or math.isfinite(rank.whole.bubble_fraction)
 
 

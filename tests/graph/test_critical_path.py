@@ -67,7 +67,7 @@ def check(analysis):
         whole += end - path["start_ns"][0]
     for by, parts in analysis.critical_path.totals().items():
         assert sum(parts.values()) == whole, by
-    for rank_result in analysis.rank_results:
+    for rank_result in analysis.ranks:
         for scope in (rank_result.whole, *rank_result.per_step):
             for label, ns in scope.blocking_ns.items():
                 assert ns is None or 0 <= ns <= scope.budget.exposed_ns[label]
@@ -152,9 +152,7 @@ def test_blocking_is_the_exposed_time_on_the_path(plain):
     """
     _, analysis = plain
     path = lengths(analysis).filter(kind="message")
-    blocking = sum(
-        rank_result.whole.blocking_ns["pp_comm"] for rank_result in analysis.rank_results
-    )
+    blocking = sum(rank_result.whole.blocking_ns["pp_comm"] for rank_result in analysis.ranks)
     assert 0 < blocking == path["exposed_ns"].sum() <= path["ns"].sum()
     assert blocking < analysis.total.budget.exposed_ns["pp_comm"]
     assert analysis.total.blocking_ns["pp_comm"] == blocking
@@ -196,8 +194,8 @@ def test_a_straggler_is_where_the_path_is(samples):
 def test_one_rank_alone_says_that_its_peers_are_missing(samples):
     analysis = analysis_of(samples / "1f1b", ranks=[1], schedule="none")
     check(analysis)
-    assert analysis.rank_results[0].whole.blocking_ns["pp_comm"] is None
-    assert analysis.rank_results[0].whole.blocking_ns["memory"] is not None
+    assert analysis.ranks[0].whole.blocking_ns["pp_comm"] is None
+    assert analysis.ranks[0].whole.blocking_ns["memory"] is not None
     (message,) = [notice_sentence(note) for note in analysis.critical_path.notices]
     assert "pp_comm" in message
     assert message.endswith("give all ranks")
@@ -268,10 +266,8 @@ def test_without_launches_the_path_says_where_it_could_not_go_on(samples):
         [measured_tables(RankEvents(events, rank.source), labelled=blind, pipeline=False)],
     )
     check(analysis)
-    assert all(
-        set(causes) == {"unknown"} for causes in analysis.rank_results[0].whole.because_ns.values()
-    )
-    assert all(ns is None for ns in analysis.rank_results[0].whole.blocking_ns.values())
+    assert all(set(causes) == {"unknown"} for causes in analysis.ranks[0].whole.because_ns.values())
+    assert all(ns is None for ns in analysis.ranks[0].whole.blocking_ns.values())
     assert any(note.code == "path-ends" for note in analysis.critical_path.notices)
 
 

@@ -445,7 +445,7 @@ def test_pieces_are_carried_by_the_event_that_runs(labelled):
 
 
 def check_sums(result, name=""):
-    for rank_result in result.rank_results:
+    for rank_result in result.ranks:
         for scope in (rank_result.whole, *rank_result.per_step):
             exposed = {label: ns for label, ns in scope.budget.exposed_ns.items() if ns}
             assert {label: sum(c.values()) for label, c in scope.because_ns.items()} == exposed, (
@@ -493,7 +493,7 @@ def test_a_straggler_makes_its_peer_wait(samples):
 def test_ring_attention_on_the_compute_stream(corpus):
     """The program runs everything on one stream: all that is exposed is waiting for the other GPU, or queued there."""
     result = analyze(corpus / "nsight/mfu_2gpu_before.sqlite", schedule="none")
-    for rank_result in result.rank_results:
+    for rank_result in result.ranks:
         assert rank_result.whole.because_ns
         for causes in rank_result.whole.because_ns.values():
             assert {"same_stream"} <= set(causes) <= {"peer_late", "same_stream"}

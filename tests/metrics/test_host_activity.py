@@ -153,7 +153,7 @@ def test_shortening_keeps_the_sums():
 
 @pytest.mark.parametrize("name", ["1f1b", "compile", "steps/a"])
 def test_on_real_runs_the_parts_sum_to_launch_bound_idle_time(samples, name):
-    for rank_result in analysis_of(samples / name).rank_results:
+    for rank_result in analysis_of(samples / name).ranks:
         assert (
             sum((rank_result.idle_host_ns or {}).values())
             == rank_result.idle_causes["launch_bound"]

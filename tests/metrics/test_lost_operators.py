@@ -50,7 +50,7 @@ def test_operators_that_launch_nothing_in_one_step_alone_have_lost_their_work(tm
     assert notices(analysis, "gpu-events-lost") == [
         {"case": "many_operators", "count": 10, "step_count": 1, "steps": (1,)}
     ]
-    (rank,) = analysis.rank_results
+    (rank,) = analysis.ranks
     assert rank.whole.budget.idle is None
 
 

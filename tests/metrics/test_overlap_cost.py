@@ -130,5 +130,5 @@ def test_what_hiding_saved_less_what_it_cost_is_its_net_gain(compared_ns, senten
     beside = {"beside_ns": compared_ns * MS, "alone_ns": 40 * MS, "all_ns": 100 * MS}
     row = {"label": "forward", "kernels": 3, **beside}
     hiding = combine_overlap_costs([pl.DataFrame([row], schema=OVERLAP_COSTS)], saved_ns=60 * MS)
-    table = hiding_table(SimpleNamespace(hiding=hiding, rank_results=(None,)))
+    table = hiding_table(SimpleNamespace(hiding=hiding, ranks=(None,)))
     assert table.notes[0].startswith(sentence)

@@ -208,7 +208,7 @@ def test_odd_shapes_are_no_shapes(write, case):
 def test_a_rank_that_none_can_be_is_left_out_and_named(write, rank):
     path = write(TWO, distributedInfo={"rank": rank, "world_size": 4})
     analysis = tracekit.analyze(path)
-    assert [one.rank for one in analysis.rank_results] == [0]
+    assert [one.rank for one in analysis.ranks] == [0]
     assert any(notice.code == "odd-rank" for notice in analysis.notices)
 
 

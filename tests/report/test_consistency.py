@@ -349,7 +349,7 @@ def _order_of_ranks(analysis):
 
 def _savings(analysis):
     """Return predictions that save more than the compute beside which communication could be hidden."""
-    ranks = analysis.rank_results
+    ranks = analysis.ranks
     free_ns = [
         max(
             0,

@@ -186,7 +186,7 @@ def test_label_tracks_add_up_to_the_time_of_each_label(exported, analysis):
     for e in events:
         if e.get("cat") == "label":
             times[int(whose[e["pid"]].split()[1]), e["name"]] += ns(e["dur"])
-    for one in analysis.rank_results:
+    for one in analysis.ranks:
         for label, count in one.whole.label_count.items():
             if count:
                 assert times[one.rank, label] == one.whole.label_ns[label]

@@ -156,10 +156,10 @@ def view(**values):
         "notices": tuple(
             Notice(line.code, line.message, severity=line.severity) for line in warnings
         ),
-        "rank_results": [SimpleNamespace(rank=0, whole=span)],
+        "ranks": [SimpleNamespace(rank=0, whole=span)],
         "world_size": None,
         "clocks": SimpleNamespace(residual_ns=None),
-        "schedule": None,
+        "comparison": None,
         "paths": (name,) if name else ("a/x", "b/y"),
         "sources": [Source("rank0.json", "kineto", 0, "content", devices=devices)],
         "document": SimpleNamespace(findings=findings),
@@ -231,7 +231,7 @@ def test_parts_of_the_model_below_two_percent_of_compute_are_not_named(share, is
 def test_times_that_compare_ranks_have_as_many_digits_as_clocks_allow(error_ms, digits):
     """Up to 1 % of the step of 100 ms, three digits."""
     residual_ns = None if error_ms is None else round(error_ms * MS)
-    shown = view(rank_results=[0, 1])
+    shown = view(ranks=[0, 1])
     shown.clocks = SimpleNamespace(residual_ns=residual_ns)
     assert significant_digits(shown) == digits
 

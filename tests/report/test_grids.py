@@ -125,9 +125,9 @@ def test_what_the_host_hardly_did_has_no_row(run, share, shown):
         HostActivity("operator", name, None, ns, 1)
         for name, ns in (("aten::mm", span - little), ("aten::add", little))
     )
-    first = structs.replace(analysis.rank_results[0], idle_host=rows)
-    others = tuple(structs.replace(one, idle_host=()) for one in analysis.rank_results[1:])
-    activity = host_activity_table(replace(analysis, rank_results=(first, *others)))
+    first = structs.replace(analysis.ranks[0], idle_host=rows)
+    others = tuple(structs.replace(one, idle_host=()) for one in analysis.ranks[1:])
+    activity = host_activity_table(replace(analysis, ranks=(first, *others)))
     assert [row[3] for row in activity.rows] == ["aten::mm", "aten::add"][: 1 + shown]
 
 

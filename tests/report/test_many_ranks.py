@@ -41,7 +41,7 @@ def small(samples):
 
 def run_of(small, compute, *, span=1000):
     """A run whose rank r computes for compute[r] of 1000 ns and is idle for the rest."""
-    one = small.rank_results[0]
+    one = small.ranks[0]
 
     def rank(number, busy):
         budget = Budget(span_ns=span, compute_ns=busy, exposed_ns={}, idle=span - busy)
@@ -51,9 +51,7 @@ def run_of(small, compute, *, span=1000):
         return structs.replace(whole, rank=number)
 
     # A run of many ranks keeps no events, so that no changes are listed.
-    return replace(
-        small, rank_results=tuple(rank(*pair) for pair in enumerate(compute)), changed_steps=()
-    )
+    return replace(small, ranks=tuple(rank(*pair) for pair in enumerate(compute)), changed_steps=())
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +100,14 @@ def test_only_ranks_that_differ_are_named(small):
 def test_a_rank_whose_peer_is_missing_is_not_called_different(small):
     """Its bubble is a lower bound: less than the others' because less of it is known."""
     run = run_of(small, [500] * 40)
-    one = run.rank_results[7]
+    one = run.ranks[7]
     bound = structs.replace(one.bubble, fraction=0.1, wait_ns=None, lower_bound=True)
     run = replace(
         run,
-        rank_results=(
-            *run.rank_results[:7],
+        ranks=(
+            *run.ranks[:7],
             structs.replace(one, bubble=bound),
-            *run.rank_results[8:],
+            *run.ranks[8:],
         ),
     )
     rank_spread = spread(run)
@@ -117,9 +115,9 @@ def test_a_rank_whose_peer_is_missing_is_not_called_different(small):
     assert next(figure.least for figure in rank_spread.figures if figure.name == "bubble") == 0.5
     alone = replace(
         run,
-        rank_results=tuple(
+        ranks=tuple(
             structs.replace(r, bubble=structs.replace(r.bubble, lower_bound=True))
-            for r in run.rank_results
+            for r in run.ranks
         ),
     )
     assert next(figure.least for figure in spread(alone).figures if figure.name == "bubble") == 0.1
@@ -136,7 +134,7 @@ def test_without_pipelines_the_heat_map_shows_idle_time(small):
     run = run_of(small, [500] * 40)
     alone = replace(
         run,
-        rank_results=tuple(with_figures(r, pipeline=False) for r in run.rank_results),
+        ranks=tuple(with_figures(r, pipeline=False) for r in run.ranks),
     )
     assert spread(run).heat.name == "bubble"
     assert (spread(alone).heat.name, spread(alone).heat.most) == ("idle", 0.5)
@@ -205,9 +203,9 @@ def test_failures_are_all_listed_and_others_shortened():
 
 def test_the_terminals_bars_and_names_are_whole_at_any_rank_number(small):
     many = run_of(small, [500 + rank % 7 for rank in range(1024)])
-    unsure = tuple(with_figures(one, lower_bound=one.rank == 9) for one in many.rank_results)
+    unsure = tuple(with_figures(one, lower_bound=one.rank == 9) for one in many.ranks)
     for width in (80, 120):
-        text = text_of(replace(many, rank_results=unsure), width)
+        text = text_of(replace(many, ranks=unsure), width)
         budget = text.split("Where the step went")[1].split("Over the ranks")[0]
         assert "…" not in budget
         assert max(map(len, text.splitlines())) <= width

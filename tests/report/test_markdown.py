@@ -80,7 +80,7 @@ def test_the_budget_table_has_every_rank_and_its_shares(seen, analysis):
         "bubble",
     ]
     assert [row[0] for row in budget[1:]] == ["0", "1", "2", "3", "mean"]
-    for row, one in zip(budget[1:-1], analysis.rank_results, strict=True):
+    for row, one in zip(budget[1:-1], analysis.ranks, strict=True):
         assert row[1] == f"{one.whole.budget.span_ns / 1e6:.1f} ms"
         assert row[2] == f"{one.whole.budget.compute_ns / one.whole.budget.span_ns:.1%}".replace(
             "%", " %"

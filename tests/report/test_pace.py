@@ -28,7 +28,7 @@ def small(samples):
 
 def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, wait=None, late=()):
     """Every rank spans 1 ms per step, of which it computes so many µs, and is idle where nothing else is given."""
-    one, exposed = small.rank_results[0], exposed or {}
+    one, exposed = small.ranks[0], exposed or {}
     idle = 1000 - compute - sum(exposed.values())
 
     def ns(by_label):
@@ -75,12 +75,12 @@ def run_of(small, *, ranks=1, steps=1, compute=600, exposed=None, labels=None, w
         for rank in range(ranks)
     )
     rows = tuple(sorted(late, key=lambda row: -row.caused_ns))
-    stragglers = replace(small.stragglers, rows=rows)
+    stragglers = replace(small.waiting, rows=rows)
     tables = Tables.of({name: table for name, table in small.tables.items() if "host" not in name})
     tables = Tables.of(
         {**tables, **{name: small.tables[name].clear() for name in ("host_time", "host_places")}}
     )
-    run = replace(small, rank_results=made, waiting=stragglers, tables=tables)
+    run = replace(small, ranks=made, waiting=stragglers, tables=tables)
     return replace(run, changed_steps=(), graph=None, rate_tables=None)
 
 
@@ -94,7 +94,7 @@ def slower(run, *, by, steps=None):
             with_figures(measured, budget=budget), time_ns=span_ns, time_budget=budget
         )
 
-    one = run.rank_results[1]
+    one = run.ranks[1]
     each = tuple(
         longer(step) if steps is None or step.step in steps else step for step in one.per_step
     )
@@ -102,7 +102,7 @@ def slower(run, *, by, steps=None):
         one, budget=structs.replace(one.budget, span_ns=sum(step.budget.span_ns for step in each))
     )
     longer_rank = structs.replace(whole, per_step=each)
-    return replace(run, rank_results=(run.rank_results[0], longer_rank, *run.rank_results[2:]))
+    return replace(run, ranks=(run.ranks[0], longer_rank, *run.ranks[2:]))
 
 
 def test_ranks_that_tie_are_alike_and_steps_have_a_median(small):
@@ -124,10 +124,10 @@ def test_two_ranks_that_tie_for_the_slowest_are_not_one(small):
     run = slower(run_of(small, ranks=3), by=0.1)
     both = replace(
         run,
-        rank_results=(
-            run.rank_results[0],
-            run.rank_results[1],
-            structs.replace(run.rank_results[1], rank=2),
+        ranks=(
+            run.ranks[0],
+            run.ranks[1],
+            structs.replace(run.ranks[1], rank=2),
         ),
     )
     assert Pace(both).slowest is None

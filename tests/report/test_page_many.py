@@ -90,7 +90,7 @@ def many(samples):
         )
         for rank in range(RANKS)
     )
-    one = analysis.rank_results[0]
+    one = analysis.ranks[0]
     slow = Finding(
         code="slow_rank",
         cost_ns=50 * MS,
@@ -101,7 +101,7 @@ def many(samples):
     run = replace(
         analysis,
         events=tuple(made_up_timeline(rank, origin_ns) for rank in range(RANKS)),
-        rank_results=tuple(structs.replace(one, rank=rank) for rank in range(RANKS)),
+        ranks=tuple(structs.replace(one, rank=rank) for rank in range(RANKS)),
         tables={**dict(analysis.tables), "steps": steps},
         clocks=type(analysis.clocks).recorded(range(RANKS)),
         walked_path=None,

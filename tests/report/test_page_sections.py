@@ -72,7 +72,7 @@ def test_what_better_kernels_could_give_stands_under_the_gap(look, runs):
     text = page.locator("#gap p", has_text="below peak").inner_text().replace("\xa0", " ")
     assert text.startswith("Kernels below peak: products would take ")
     shorter = analysis.to_document().rates.below_peak_ns / sum(
-        len(one.per_step) for one in analysis.rank_results
+        len(one.per_step) for one in analysis.ranks
     )
     assert f"{shorter / 1e6:.1f} ms less per rank and step" in text
     console = Console(file=io.StringIO(), width=200, highlight=False)

@@ -114,7 +114,7 @@ def test_overlapped_pairs_show_forward_above_backward(samples):
 def test_budget_bars_are_the_budget(pipeline):
     figure = plot.budget(pipeline)
     bars = figure.axes[0].patches
-    for row, one in enumerate(pipeline.rank_results):
+    for row, one in enumerate(pipeline.ranks):
         mine = [p for p in bars if abs(p.get_y() + p.get_height() / 2 - row) < 1e-6]
         assert sum(p.get_width() for p in mine) == pytest.approx(one.whole.budget.span_ns / 1e6)
         by_colour = {to_hex(p.get_facecolor()): p.get_width() for p in mine}

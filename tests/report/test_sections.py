@@ -60,7 +60,7 @@ def test_tabs_stand_in_the_order_of_the_sections():
 
 def build_example(analysis):
     table = Table((Column("rank", "rank"), Column("waited", "ms")), ((0, 1_500_000),))
-    return [Sentence(f"a run of {len(analysis.rank_results)} ranks"), table, None]
+    return [Sentence(f"a run of {len(analysis.ranks)} ranks"), table, None]
 
 
 def test_a_new_section_is_one_function_and_shows_up_in_every_medium(samples):

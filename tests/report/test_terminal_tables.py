@@ -166,7 +166,7 @@ def test_layers_keep_their_names_and_are_split_by_label_whole_or_not_at_all(widt
         steps=1,
         is_place=lambda name: True,
     )
-    table = by_table(types.SimpleNamespace(places=by, rank_results=[None]))
+    table = by_table(types.SimpleNamespace(places=by, ranks=[None]))
     text = "\n".join(printed(render_table(table, width), width))
     assert "layer 0" in text
     assert "layer 1" in text

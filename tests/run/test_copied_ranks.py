@@ -57,7 +57,7 @@ def copies(notices):
 
 def test_copies_are_left_out_with_a_notice(run):
     result = analyze(run, schedule="none")
-    assert [rank.rank for rank in result.rank_results] == [1, 2]
+    assert [rank.rank for rank in result.ranks] == [1, 2]
     (notice,) = copies(result.notices)
     assert notice.ranks == (0, 3)
     assert notice.values["files"] == (str(run / "rank0.json"), str(run / "rank3.json"))
@@ -68,7 +68,7 @@ def test_copies_in_a_store_and_in_memory_are_left_out_too(run, tmp_path):
     assert len(copies(store.notices)) == 1
     for traces in (store.path, load(run)):
         result = analyze(traces, schedule="none")
-        assert [rank.rank for rank in result.rank_results] == [1, 2]
+        assert [rank.rank for rank in result.ranks] == [1, 2]
         assert len(copies(result.notices)) == 1
 
 
@@ -103,5 +103,5 @@ def test_ranks_that_differ_by_a_microsecond_are_two(tmp_path):
     for rank in range(2):
         write_rank(tmp_path / "run", rank)
     result = analyze(tmp_path / "run", schedule="none")
-    assert [rank.rank for rank in result.rank_results] == [0, 1]
+    assert [rank.rank for rank in result.ranks] == [0, 1]
     assert not copies(result.notices)

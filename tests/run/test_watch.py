@@ -77,7 +77,7 @@ def test_a_recording_whose_file_grows_is_read_again_and_said_so(tmp_path):
     aged(file, 30)
     again = next(landed)
     assert again.read_again
-    assert len(again.analysis.rank_results) == 1
+    assert len(again.analysis.ranks) == 1
     assert "(read again, a file has changed)" in line(again)
 
 

@@ -216,7 +216,7 @@ class Analysis:
     """
 
     sources: tuple[Source, ...]
-    rank_results: tuple[RankFigures, ...]
+    ranks: tuple[RankFigures, ...]
     """One result per rank, in the order of their numbers."""
     tables: Mapping[str, pl.DataFrame]
     clocks: Clocks
@@ -274,7 +274,7 @@ class Analysis:
     @cached_property
     def total(self) -> Figures:
         """The figures of all ranks together: times are sums over ranks, shares are ratios of these sums."""
-        return total_figures(self.rank_results) if self.document is None else self.document.total
+        return total_figures(self.ranks) if self.document is None else self.document.total
 
     @cached_property
     def schedule(self) -> ComparedSchedule | None:
@@ -326,23 +326,18 @@ class Analysis:
         """The step time of the run, as recorded and without the profiler."""
         if self.document is not None:
             return self.document.step
-        recorded = summarize_steps({rank.rank: rank.timed_steps for rank in self.rank_results})
+        recorded = summarize_steps({rank.rank: rank.timed_steps for rank in self.ranks})
         step = with_free_step(recorded, None if self.graph is None else self.graph.free_step)
         if not self.total.idle_known:
             step = step.without_idle()
         return msgspec.structs.replace(step, kinds=list(self.step_kinds) or msgspec.UNSET)
 
-    @property
-    def ranks(self) -> tuple[RankFigures, ...]:
-        """The figures of each rank, in the order of their numbers."""
-        return self.rank_results
-
     def rank(self, rank: int) -> RankFigures:
         """Return one rank's result."""
-        for result in self.rank_results:
+        for result in self.ranks:
             if result.rank == rank:
                 return result
-        raise unknown_rank_error([rank], (result.rank for result in self.rank_results))
+        raise unknown_rank_error([rank], (result.rank for result in self.ranks))
 
     @overload
     def to_pandas(self) -> dict[str, pd.DataFrame]: ...
@@ -357,9 +352,9 @@ class Analysis:
         return {table_name: table.to_pandas() for table_name, table in self.tables.items()}
 
     def __repr__(self) -> str:
-        count = len(self.rank_results)
+        count = len(self.ranks)
         steps: set[int | None] = set()
-        for result in self.rank_results:
+        for result in self.ranks:
             steps.update(result.steps)
         parts = [counted(count, "rank"), *([counted(len(steps), "step")] if steps else [])]
         what = "step time" if self.step.marked else "extent"

@@ -117,7 +117,7 @@ def build_document(
         tracekit=__version__,
         format=documents.ANALYSIS_FORMAT,
         source=_source(analysis),
-        ranks=[_with_longest_activities(rank) for rank in analysis.rank_results],
+        ranks=[_with_longest_activities(rank) for rank in analysis.ranks],
         step=analysis.step,
         workload=analysis.workload,
         findings=findings_of(analysis),
@@ -161,7 +161,7 @@ def _source(analysis: Analysis) -> documents.RunOrigin:
     return documents.RunOrigin(
         paths=list(analysis.paths) or [source.path for source in analysis.sources],
         reader="+".join(sorted({source.reader for source in analysis.sources})),
-        ranks=[result.rank for result in analysis.rank_results],
+        ranks=[result.rank for result in analysis.ranks],
         world_size=analysis.world_size,
         devices=sorted(devices),
         shapes=list(analysis.shapes),
@@ -207,7 +207,7 @@ def _with_longest_activities(rank: RankFigures) -> RankFigures:
     return msgspec.structs.replace(rank, idle_host=tuple(named[:MAX_HOST_ROWS]))
 
 
-def analysis_of(document: AnalysisDocument) -> Analysis:
+def analysis_of(document: AnalysisDocument, result_type: type[Analysis] = Analysis) -> Analysis:
     """Return the analysis that a document describes, as far as it holds it.
 
     Its figures, findings and small tables are those of the document; what needs the events (the
@@ -237,7 +237,7 @@ def analysis_of(document: AnalysisDocument) -> Analysis:
     stragglers = Stragglers(rows=tuple(document.stragglers))
     for name, make_table in stragglers.tables().items():
         tables[name] = make_table()
-    return Analysis(
+    return result_type(
         sources=tuple(
             Source(
                 source.paths[0] if source.paths else "",
@@ -249,7 +249,7 @@ def analysis_of(document: AnalysisDocument) -> Analysis:
             )
             for rank in document.ranks
         ),
-        rank_results=tuple(_with_other_activities(rank) for rank in document.ranks),
+        ranks=tuple(_with_other_activities(rank) for rank in document.ranks),
         tables=Tables.of(tables),
         clocks=clocks,
         reload=document.reload,
@@ -262,7 +262,7 @@ def analysis_of(document: AnalysisDocument) -> Analysis:
         tokens_per_step=source.tokens_per_step,
         step_kinds=tuple(known(document.step.kinds, [])),
         workload=document.workload,
-        role_results=_role_results(document),
+        role_results=_role_results(document, result_type),
         document=document,
     )
 
@@ -300,10 +300,10 @@ def _table(rows: Sequence[Mapping[str, Any]], schema: pl.Schema) -> pl.DataFrame
     return pl.DataFrame(rows, schema=schema, strict=False)
 
 
-def _role_results(document: AnalysisDocument) -> RoleResults:
+def _role_results(document: AnalysisDocument, result_type: type[Analysis]) -> RoleResults:
     roles = []
     for role in known(document.roles, []):
-        analysis = analysis_of(role.analysis)
+        analysis = analysis_of(role.analysis, result_type)
         roles.append(Role(role.name, role.kind, role.ranks, analysis, analysis.clocks))
     return RoleResults(
         main_role=known(document.main_role, "") or None,
@@ -314,14 +314,14 @@ def _role_results(document: AnalysisDocument) -> RoleResults:
     )
 
 
-def read_saved(path: str | PathLike[str]) -> Analysis:
-    """Return the analysis in a JSON file that ``save`` or ``analyze -o`` wrote, or in that file gzipped."""
+def read_saved(path: str | PathLike[str], result_type: type[Analysis] = Analysis) -> Analysis:
+    """Return, as a *result_type*, the analysis in a JSON file of ``save`` or ``analyze -o``, gzipped or not."""
     document = read_document(path, AnalysisDocument, hint=ANALYZE_AGAIN)
     contradiction = find_contradiction(document)
     if contradiction is not None:
         raise InputError(contradiction, path=path, hint=ANALYZE_AGAIN)
     try:
-        return analysis_of(document)
+        return analysis_of(document, result_type)
     # A path may hold lone surrogates, a name in a table may not; a figure may be too large for one.
     except (UnicodeEncodeError, OverflowError, pl.exceptions.PolarsError) as error:
         raise InputError(

@@ -226,7 +226,7 @@ class RankFigures(_RankKeys, frozen=True, kw_only=True):
     """Figures of one rank over the selected steps and the time between them.
 
     >>> from tracekit import analyze
-    >>> first = analyze("sample_traces/reload", schedule="none").rank_results[0]
+    >>> first = analyze("sample_traces/reload", schedule="none").ranks[0]
     >>> first.rank, first.steps
     (0, (2,))
     """

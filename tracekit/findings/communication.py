@@ -594,7 +594,7 @@ def measure_transfer(context: Context, label: str, because_ns: Mapping[str, int]
     """Return how much of the exposed time is transfer, how fast that is, and the compute that could still hide it."""
     analysis = context.analysis
     total = analysis.total
-    rank_steps = max(1, sum(len(rank.per_step) for rank in analysis.rank_results))
+    rank_steps = max(1, sum(len(rank.per_step) for rank in analysis.ranks))
     # Waiting is no transfer; time of unknown cause is not counted, so that what cannot be hidden is
     # a lower bound.
     no_transfer_ns = because_ns.get("peer_late", 0) + because_ns.get("unknown", 0)

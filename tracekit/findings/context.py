@@ -194,9 +194,7 @@ class Context:
         for notice in self.analysis.notices:
             if notice.code == "graph-captured":
                 launches += int(str(notice.values["launches"]))
-        events = sum(
-            sum(result.whole.label_count.values()) for result in self.analysis.rank_results
-        )
+        events = sum(sum(result.whole.label_count.values()) for result in self.analysis.ranks)
         return launches if launches > events else 0
 
     @cached_property
@@ -223,7 +221,7 @@ class Context:
     def between_steps_share(self) -> float | None:
         """Share of the idle time that lies between two steps of inference, 0 to 1; None without such steps."""
         idle_ns = 0
-        for result in self.analysis.rank_results:
+        for result in self.analysis.ranks:
             idle_ns += sum(timed.budget.idle_ns for timed in result.timed_steps)
         if not self.analysis.step_kinds or not idle_ns:
             return None

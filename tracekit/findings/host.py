@@ -131,7 +131,7 @@ class StepMeans:
 def _usual_budgets(context: Context) -> list[Budget]:
     """Return the budgets of all ranks' ordinary steps whose time is known."""
     budgets = []
-    for result in context.analysis.rank_results:
+    for result in context.analysis.ranks:
         for timed in result.timed_steps:
             if timed.step in context.usual_steps and timed.time_ns is not None:
                 budgets.append(timed.budget)
@@ -699,7 +699,7 @@ class LaunchBound(HostFinding, frozen=True, kw_only=True):
         stops_to_wait |= _follow_each_other_soon(waits, means.time_ns)
         events = 0
         transfers = 0
-        for result in context.analysis.rank_results:
+        for result in context.analysis.ranks:
             events += sum(result.whole.label_count.values())
             transfers += sum(
                 result.whole.label_count.get(label, 0) for label in COMMUNICATION_LABELS

@@ -95,7 +95,7 @@ class SlowKernel(FindingKind, frozen=True, kw_only=True):
 
     @classmethod
     def find(cls, context: Context) -> Iterator[FindingKind]:
-        rank_steps = max(1, sum(len(rank.per_step) for rank in context.analysis.rank_results))
+        rank_steps = max(1, sum(len(rank.per_step) for rank in context.analysis.ranks))
         operators = [*_products(context, rank_steps), *_memory_bound(context, rank_steps)]
         # Another finding says more about what it would change.
         explained = operators_with_remedy(context, context.found)

@@ -42,7 +42,7 @@ def _rounded_idle_ns(context: Context) -> int:
         return 0
     counts = context.analysis.tables["steps"].group_by("rank").len("steps")
     steps_of_rank: int = max(counts["steps"].to_list())
-    events = max(sum(result.whole.label_count.values()) for result in context.analysis.rank_results)
+    events = max(sum(result.whole.label_count.values()) for result in context.analysis.ranks)
     return events * COARSE_RESOLUTION_NS // steps_of_rank
 
 
@@ -195,9 +195,7 @@ class WaitingUnknown(LackOfRecording, frozen=True, kw_only=True):
             return
         count, missing = absent_ranks(analysis.sources, most=MAX_MISSING_NAMED)
         recorded_ranks = sorted({source.rank for source in analysis.sources})
-        with_gpu_work = {
-            result.rank for result in analysis.rank_results if result.whole.budget.span_ns
-        }
+        with_gpu_work = {result.rank for result in analysis.ranks if result.whole.budget.span_ns}
         without_gpu_work = [rank for rank in recorded_ranks if rank not in with_gpu_work]
         unnamed_peers = any(is_about_unnamed_peers(notice) for notice in analysis.notices)
         groups = analysis.tables["operations"]["group"]

@@ -480,7 +480,7 @@ class _StepScope:
     def _events_of(self, number: int | None, label: str) -> float:
         """Return the number of GPU events of a label in one step, mean of ranks."""
         counts = []
-        for result in self.context.analysis.rank_results:
+        for result in self.context.analysis.ranks:
             if self.ranks and result.rank not in self.ranks:
                 continue
             counts += [

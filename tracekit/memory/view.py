@@ -201,7 +201,7 @@ def memory_line(analysis: Analysis) -> str | None:
     contents = fullest.contents
     whole = "" if fullest.capacity_bytes is None else f" of {size(fullest.capacity_bytes)}"
     where = []
-    if len(analysis.rank_results) > 1:
+    if len(analysis.ranks) > 1:
         where.append(f"rank {fullest.rank}")
     cell_or_phase = peak_place(contents.peak)
     if cell_or_phase:
@@ -277,7 +277,7 @@ def _memory_notes(analysis: Analysis, shown: int) -> list[str]:
         )
     if shown < len(recorded):
         notes.append(f"the {shown} fullest of {counted(len(recorded), 'rank')}")
-    missing = len(analysis.rank_results) - len(recorded)
+    missing = len(analysis.ranks) - len(recorded)
     if missing:
-        notes.append(f"{missing} of {len(analysis.rank_results)} ranks did not record it")
+        notes.append(f"{missing} of {len(analysis.ranks)} ranks did not record it")
     return notes

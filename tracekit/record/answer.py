@@ -47,7 +47,9 @@ def answer_to(tables: Sequence[RankTables], folder: Path) -> Answer:
     from tracekit.analysis.combine.combine_ranks import combine
     from tracekit.results import AnalysisResult
 
-    return answer_of(AnalysisResult.of(combine(tables, paths=[str(folder)], schedule="auto")))
+    return answer_of(
+        combine(tables, paths=[str(folder)], schedule="auto", result_type=AnalysisResult)
+    )
 
 
 def analyse_apart(files: Sequence[Path]) -> Answer:

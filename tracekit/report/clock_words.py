@@ -29,7 +29,7 @@ class ClockBadge(msgspec.Struct, frozen=True):
 
 def badge_of(analysis: Analysis) -> ClockBadge | None:
     """Return how well clocks agree; None for one rank."""
-    if len(analysis.rank_results) < 2:
+    if len(analysis.ranks) < 2:
         return None
     return clock_badge(analysis.clocks, analysis.step.time_ns or 0, analysis.walked_path)
 

@@ -358,7 +358,7 @@ def _warnings(analysis: Analysis) -> list[Warnings]:
 def _operations_end_together(analysis: Analysis) -> bool:
     """Return whether operations of several ranks end at times so alike that three digits mean something."""
     error_ns = analysis.clocks.residual_ns
-    if len(analysis.rank_results) < 2:
+    if len(analysis.ranks) < 2:
         return True
     return error_ns is not None and error_ns <= MAX_END_DIFFERENCE_SHARE * (
         analysis.step.time_ns or 0

@@ -254,7 +254,7 @@ def _source(analysis: Analysis) -> str:
     named = device_names(analysis.sources)
     devices = ", ".join(markdown(device) for device in named) or "no device named"
     readers = "+".join(sorted({source.reader for source in analysis.sources}))
-    ranks = counted(len(analysis.rank_results), "rank")
+    ranks = counted(len(analysis.ranks), "rank")
     return f"<sub>{ranks} · {markdown(readers)} · {devices} · {paths}</sub>"
 
 

@@ -129,7 +129,7 @@ def _rank_table(analysis: Analysis) -> str:
     """Return the step time and its parts, of the run and of each rank."""
     step = analysis.step
     rows = [_rank_row("run", step.stated_ns, step.stated_budget, analysis.total)]
-    for result in analysis.rank_results:
+    for result in analysis.ranks:
         budget = summarize_steps({result.rank: result.timed_steps}).budget_ns
         time_ns = step.time_ns_by_rank.get(result.rank)
         rows.append(_rank_row(str(result.rank), time_ns, budget, result.whole))

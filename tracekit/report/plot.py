@@ -149,9 +149,9 @@ def _budget_facts(analysis: Analysis, bars: Sequence[RankBudget]) -> str:
     facts = [f"mean: compute {percent(total.compute_ns / total.span_ns)} of the span"]
     if analysis.total.bubble_fraction is not None:
         facts.append(f"bubble {mean_budget(analysis).bubble}")
-    if len(bars) < len(analysis.rank_results):
+    if len(bars) < len(analysis.ranks):
         facts.append(
-            f"{len(bars)} of {len(analysis.rank_results):,} ranks, those that differ most from the mean"
+            f"{len(bars)} of {len(analysis.ranks):,} ranks, those that differ most from the mean"
         )
     return " · ".join(facts)
 
@@ -387,7 +387,7 @@ def lanes(
     table = analysis.tables["timeline"]
     lanes = lanes_for(labels_of(table))
     figure, axes = figures.figure_and_axes(ax, width=12, height=1.4 + 0.6 * len(lanes))
-    rank = (analysis.rank_results[0] if rank is None else analysis.rank(rank)).rank
+    rank = (analysis.ranks[0] if rank is None else analysis.rank(rank)).rank
     step, begin_ns, end_ns = _step_window(analysis, rank, step)
     _draw_ranks(axes, table, [rank], lanes, (begin_ns, begin_ns, end_ns), below_axes=ax is not None)
     axes.set_ylim(len(lanes), -0.35)
@@ -412,7 +412,7 @@ def timeline(
     Without a window it shows the middle of the step. Ranks are drawn on the clocks of their files.
     """
     if ranks is None:
-        ranks = [measured.rank for measured in analysis.rank_results][:MAX_RANKS_IN_EXCERPT]
+        ranks = [measured.rank for measured in analysis.ranks][:MAX_RANKS_IN_EXCERPT]
     # Which raises for a rank that was not analysed.
     ranks = [analysis.rank(rank).rank for rank in ranks]
     if not ranks:

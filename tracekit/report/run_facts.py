@@ -14,7 +14,7 @@ from tracekit.schema import Source
 
 def describe_ranks(analysis: Analysis) -> str:
     """Return the number of ranks, and which of them are missing or damaged."""
-    results = analysis.rank_results
+    results = analysis.ranks
     world = analysis.world_size
     whole: list[int] = []
     empty: list[int] = []

@@ -125,7 +125,7 @@ def section_words(analysis: Analysis) -> dict[str, str]:
     ``over`` is what the figures of a table are summed or averaged over: ranks and steps.
     """
     steps = analysis.tables["steps"]["step"].n_unique()
-    over = "all ranks" if len(analysis.rank_results) > 1 else "1 rank"
+    over = "all ranks" if len(analysis.ranks) > 1 else "1 rank"
     main_role = analysis.role_results.main_role
     idle_name, idle_about = "Idle", "why the GPU ran nothing"
     if analysis.total.pipeline:

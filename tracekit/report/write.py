@@ -99,7 +99,7 @@ def figures(analysis: Analysis) -> pl.DataFrame:
     [104587652.0]
     """
     rows: list[tuple[object, ...]] = [(None, None, *row) for row in _figures_of(analysis.total)]
-    for rank in analysis.rank_results:
+    for rank in analysis.ranks:
         rows += [(rank.rank, None, *row) for row in _figures_of(rank.whole)]
         if len(rank.per_step) > 1:
             for step in rank.per_step:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterable
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
@@ -61,26 +60,13 @@ class AnalysisResult(Analysis, HasDocument):
     >>> analysis = analyze("sample_traces/reload", schedule="none")
     >>> analysis
     <Analysis: 4 ranks, 1 step, step time 105.362 ms>
-    >>> analysis.rank_results[0].whole.budget.span_ns
+    >>> analysis.ranks[0].whole.budget.span_ns
     104587652
     >>> analysis.to_dict()["source"]["ranks"]
     [0, 1, 2, 3]
     """
 
     rooms = side_rooms()
-
-    @classmethod
-    def of(cls, analysis: Analysis) -> AnalysisResult:
-        """Return an analysis, and those of its roles, as people get them."""
-        fields = {
-            field.name: getattr(analysis, field.name) for field in dataclasses.fields(analysis)
-        }
-        results = analysis.role_results
-        roles = [
-            msgspec.structs.replace(role, analysis=cls.of(role.analysis)) for role in results.roles
-        ]
-        fields["role_results"] = msgspec.structs.replace(results, roles=tuple(roles))
-        return cls(**fields)
 
     @property
     def findings(self) -> Findings:
@@ -132,7 +118,7 @@ class AnalysisResult(Analysis, HasDocument):
         >>> from tracekit import analyze, read_analysis
         >>> file = tempfile.mkdtemp() + "/reload.json"
         >>> analyze("sample_traces/reload", schedule="none").save(file)
-        >>> read_analysis(file).rank_results[0].whole.budget.span_ns
+        >>> read_analysis(file).ranks[0].whole.budget.span_ns
         104587652
         """
         write(self, path, plot=plot, show=show)
@@ -153,10 +139,12 @@ def read_analysis(path: str | PathLike[str]) -> AnalysisResult:
     >>> run = analyze("sample_traces/1f1b")
     >>> run.save(file)
     >>> saved = read_analysis(file)
-    >>> saved.document.schedule.name, saved.to_dict() == run.to_dict()
+    >>> saved.schedule.name, saved.to_dict() == run.to_dict()
     ('1f1b', True)
     """
-    return AnalysisResult.of(read_saved(path))
+    analysis = read_saved(path, AnalysisResult)
+    assert isinstance(analysis, AnalysisResult)
+    return analysis
 
 
 class Plots:

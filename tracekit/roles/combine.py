@@ -178,7 +178,7 @@ def _role_notices(roles: Sequence[Role]) -> list[Notice]:
 
 def _ranks_without_gpu_work(analysis: Analysis) -> tuple[int, ...]:
     """Return the ranks whose recording holds no GPU work."""
-    ranks = [result.rank for result in analysis.rank_results if not result.whole.budget.span_ns]
+    ranks = [result.rank for result in analysis.ranks if not result.whole.budget.span_ns]
     return tuple(ranks)
 
 

@@ -34,7 +34,7 @@ def roles_table(results: RoleResults) -> Table | None:
         return ratio(ns, role.analysis.total.budget.span_ns)
 
     def longest_span_ns(role: Role) -> int:
-        return max(rank.whole.budget.span_ns for rank in role.analysis.rank_results)
+        return max(rank.whole.budget.span_ns for rank in role.analysis.ranks)
 
     columns = (
         Column(

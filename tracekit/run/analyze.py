@@ -172,6 +172,7 @@ def analyze(
         combine,
         paths=run_input.original_paths or measured.paths,
         combine_memory=combine_memory,
+        result_type=AnalysisResult,
         map_function=pipeline_map(workers, executor),
     )
     # The caller's options describe the main role (schedule, layout, pipeline) or ask about it
@@ -193,7 +194,9 @@ def analyze(
         named=roles_named_by_caller,
         read_lines=not stacks,
     )
-    return AnalysisResult.of(replace(run, advice=own_advice))
+    result = replace(run, advice=own_advice)
+    assert isinstance(result, AnalysisResult)
+    return result
 
 
 def _check_options(

@@ -43,11 +43,11 @@ def two_at_once(monkeypatch):
 
 
 def answer(tables, spread):
-    analysis = combine(tables, schedule="auto", map_function=spread)
+    analysis = combine(tables, schedule="auto", map_function=spread, result_type=AnalysisResult)
     assert len(analysis.comparison.pipelines) == PIPELINES
     assert {step.match.schedule.name for step in analysis.comparison.all} == {"gpipe", "1f1b"}
     assert analysis.comparison.cells.height == analysis.tables["cells"].height > 0
-    return AnalysisResult.of(analysis).to_json()
+    return analysis.to_json()
 
 
 def test_workers_give_the_answer_of_one_process(tables, two_at_once):

@@ -99,6 +99,7 @@ def combine(
     pipeline: int | None = None,
     combine_memory: CombineMemory | None = None,
     map_function: MapFunction = map,
+    result_type: type[Analysis] = Analysis,
 ) -> Analysis:
     """Combine the tables of all ranks: match operations, align clocks, compute waits, bubbles and stragglers.
 
@@ -118,6 +119,7 @@ def combine(
         combine_memory: Combines the memory of the ranks (``memory.combine``), which the room measured.
         map_function: Maps the comparison over the pipelines of a large run, for example in worker
             processes.
+        result_type: Class of the result, which may add methods.
 
     Raises:
         InputError: No rank has GPU events, or ranks number the same steps differently.
@@ -193,9 +195,9 @@ def combine(
         *schedule_notices,
     )
     hidden_communication_ns = sum(result.whole.hidden_ns["communication"] for result in results)
-    return Analysis(
+    return result_type(
         sources=tuple(rank.source for rank in ranks),
-        rank_results=results,
+        ranks=results,
         tables=Tables(tables),
         clocks=clocks,
         rate_tables=communication.rates,

@@ -132,9 +132,9 @@ def spread(analysis: Analysis) -> Spread:
             position[rank] = (row, column)
     # A lower bound of the bubble is not comparable with exact bubbles; if all are bounds, they are
     # compared.
-    exact_only = not all(result.whole.lower_bound for result in analysis.rank_results)
+    exact_only = not all(result.whole.lower_bound for result in analysis.ranks)
     rows = []
-    for result in analysis.rank_results:
+    for result in analysis.ranks:
         rows.append((result.rank, *position[result.rank], *_figures(result, exact_only=exact_only)))
     columns = {
         "rank": pl.Int64,
@@ -168,7 +168,7 @@ def _figures(result: RankFigures, *, exact_only: bool) -> tuple[float | None, ..
 
 def _mesh(analysis: Analysis) -> Mesh:
     """Arrange ranks by stage and pipeline if all are in pipelines of one length, else in rows of consecutive ranks."""
-    ranks = [result.rank for result in analysis.rank_results]
+    ranks = [result.rank for result in analysis.ranks]
     compared = analysis.comparison.all if analysis.comparison is not None else ()
     pipelines = sorted({comparison.pipeline.ranks for comparison in compared})
     in_pipelines = set(chain.from_iterable(pipelines))

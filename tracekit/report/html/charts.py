@@ -130,7 +130,7 @@ def role_timelines(analysis: Analysis, clock: PageClock) -> list[documents.RoleT
         timeline = timeline_data(analysis, clock)
         return [documents.RoleTimeline("", timeline)] if timeline else []
     all_events = max(1, sum(event_counts.values()))
-    main_ranks = tuple(result.rank for result in analysis.rank_results)
+    main_ranks = tuple(result.rank for result in analysis.ranks)
     timelines = []
     for role in analysis.role_results.roles:
         if role.name not in event_counts:
@@ -269,14 +269,14 @@ def _page_timelines(analysis: Analysis) -> list[RankTimeline]:
 
 def _shown_ranks(analysis: Analysis) -> list[int]:
     """Return the ranks to show: first, last, those of the pipeline, stragglers, then those of unusual bubbles."""
-    ranks = [measured.rank for measured in analysis.rank_results]
+    ranks = [measured.rank for measured in analysis.ranks]
     if len(ranks) <= MAX_RANKS_ON_PAGE:
         return ranks
     in_pipeline: Sequence[int] = ()
     if analysis.comparison is not None:
         in_pipeline = analysis.comparison.head.pipeline.ranks
     late = [straggler.rank for straggler in stragglers(analysis)[:MAX_STRAGGLERS_ADDED]]
-    bubbles = [measured.whole.bubble_fraction or 0.0 for measured in analysis.rank_results]
+    bubbles = [measured.whole.bubble_fraction or 0.0 for measured in analysis.ranks]
     distance_from_usual = np.abs(np.array(bubbles) - np.median(bubbles))
     unusual_first = np.array(ranks)[np.argsort(-distance_from_usual, kind="stable")].tolist()
     wanted = dict.fromkeys([ranks[0], ranks[-1], *in_pipeline, *late, *unusual_first])
@@ -312,7 +312,7 @@ def _left_out(
 ) -> list[str]:
     """Return sentences about what the timeline does not show."""
     sentences = []
-    ranks = len(analysis.rank_results)
+    ranks = len(analysis.ranks)
     if not analysis.events:
         of_ranks = f" of {len(shown)} of {ranks} ranks" if len(shown) < ranks else ""
         sentences.append(

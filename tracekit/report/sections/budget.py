@@ -116,7 +116,7 @@ def kind_of(label: str) -> str:
 
 def recorded_ranks(analysis: Analysis) -> int:
     """Return the number of ranks with GPU events, at least 1: means are over these."""
-    return max(1, sum(result.whole.budget.span_ns > 0 for result in analysis.rank_results))
+    return max(1, sum(result.whole.budget.span_ns > 0 for result in analysis.ranks))
 
 
 def mean_budget(analysis: Analysis) -> RankBudget:
@@ -126,7 +126,7 @@ def mean_budget(analysis: Analysis) -> RankBudget:
 
 def budgets_of_ranks(analysis: Analysis) -> list[RankBudget]:
     """Return the budgets of the ranks that have a bar, by number: all, or of many those that differ most."""
-    ranks = analysis.rank_results
+    ranks = analysis.ranks
     if len(ranks) > MAX_RANKS_WITH_BARS:
         chosen = most_different(analysis)[:BARS_OF_LARGE_RUNS]
         ranks = tuple(sorted(chosen, key=lambda rank: rank.rank))
@@ -150,9 +150,7 @@ def most_different(analysis: Analysis) -> list[RankFigures]:
     named = {straggler.rank for straggler in stragglers(analysis)[:1] if not straggler.uncertain}
     for finding in main_findings(analysis)[:1]:
         named.update(finding.ranks[:1])
-    return sorted(
-        analysis.rank_results, key=lambda rank: (rank.rank not in named, -difference(rank))
-    )
+    return sorted(analysis.ranks, key=lambda rank: (rank.rank not in named, -difference(rank)))
 
 
 def budget_table(analysis: Analysis) -> Table | None:
@@ -162,7 +160,7 @@ def budget_table(analysis: Analysis) -> Table | None:
     """
     if not any(analysis.total.label_ns.values()):
         return None
-    ranks = analysis.rank_results
+    ranks = analysis.ranks
     rows = budgets_of_ranks(analysis)
     numbers = [row.rank for row in rows]
     short: list[int] = []

@@ -64,7 +64,7 @@ def copy_table(analysis: Analysis) -> Table | None:
         notes.append(
             f"faster than that link, so that it is not the one they used, or sizes are wrong: {names}"
         )
-    if of_ranks.is_empty() or len(analysis.rank_results) == 1:
+    if of_ranks.is_empty() or len(analysis.ranks) == 1:
         return make_table(_COPY_COLUMNS[1:], _with_rates(totals), notes=notes)
     if len(of_ranks) > MAX_COPY_ROWS:
         notes.append(
@@ -79,7 +79,7 @@ def copy_table(analysis: Analysis) -> Table | None:
         notes=notes,
         totals=sums,
         short=sums,
-        short_note=f"sums over {counted(len(analysis.rank_results), 'rank')}",
+        short_note=f"sums over {counted(len(analysis.ranks), 'rank')}",
     )
 
 

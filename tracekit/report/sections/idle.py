@@ -35,7 +35,7 @@ def idle_table(analysis: Analysis) -> Table | None:
     is_pipelined = analysis.total.pipeline
     # Without recorded messages between stages the bubble of a phase is not known.
     has_messages = bool(analysis.total.label_ns.get("pp_comm"))
-    ranks = [rank for rank in analysis.rank_results if rank.whole.budget.span_ns]
+    ranks = [rank for rank in analysis.ranks if rank.whole.budget.span_ns]
     if not any(_may_idle(rank.whole) for rank in ranks):
         return None
     causes = []
@@ -115,9 +115,9 @@ def host_activity_table(analysis: Analysis) -> Table | None:
     None if there is little of it.
     """
     span_ns = analysis.total.budget.span_ns
-    ranks = max(1, len(analysis.rank_results))
+    ranks = max(1, len(analysis.ranks))
     ns_of: Counter[tuple[str, str | None, str | None]] = Counter()
-    for rank in analysis.rank_results:
+    for rank in analysis.ranks:
         for row in rank.idle_host:
             ns_of[row.instead, row.what, row.line] += row.ns
     launch_bound_ns = sum(ns_of.values())
@@ -143,7 +143,7 @@ def host_activity_table(analysis: Analysis) -> Table | None:
         Column("what"),
         Column("line"),
     )
-    inside_launch_ns = sum(rank.inside_launch_ns for rank in analysis.rank_results) / ranks
+    inside_launch_ns = sum(rank.inside_launch_ns for rank in analysis.ranks) / ranks
     note = (
         f"launch-bound idle is {percent(launch_bound_ns, span_ns)} of the span; "
         f"inside the launch call itself: {ms(inside_launch_ns)} per rank"

@@ -79,7 +79,7 @@ class KernelRow(Kernel, frozen=True, kw_only=True):
 
 def kernels(analysis: Analysis) -> tuple[KernelRow, ...]:
     """Return the kernels that took longest in a step, as a mean over ranks."""
-    rank_steps = max(1, sum(len(rank.per_step) for rank in analysis.rank_results))
+    rank_steps = max(1, sum(len(rank.per_step) for rank in analysis.ranks))
     span_ns = max(1.0, analysis.total.budget.span_ns / rank_steps)
     longest = analysis.tables["kernels"].sort("ns", descending=True).head(MAX_KERNELS_IN_TABLE)
     reasons = analysis.tables["reasons"].rows_by_key(
@@ -132,7 +132,7 @@ def kernel_table(analysis: Analysis) -> Table | None:
         Column("label", "label"),
         Column("module"),
     )
-    over = ", mean over ranks" if len(analysis.rank_results) > 1 else ""
+    over = ", mean over ranks" if len(analysis.ranks) > 1 else ""
     return make_table(
         columns,
         rows,

@@ -33,7 +33,7 @@ _OPTIMIZER = "optimizer"
 def operator_table(analysis: Analysis) -> Table | None:
     """Return the operators that take longest, with what they were given; None if none were recorded."""
     operators = analysis.tables["operators"].drop_nulls("op")
-    rank_steps = max(1, sum(len(rank.per_step) for rank in analysis.rank_results))
+    rank_steps = max(1, sum(len(rank.per_step) for rank in analysis.ranks))
     span_ns = max(1.0, analysis.total.budget.span_ns / rank_steps)
     has_inputs = operators["inputs"].is_not_null().any()
     longest = operators.sort("ns", descending=True, maintain_order=True)

@@ -132,7 +132,7 @@ def _union_words(analysis: Analysis) -> str:
     """Return what the times of labels are."""
     steps = analysis.tables["steps"]["step"].n_unique()
     together = f"{counted(steps, 'step')} together" if steps > 1 else ""
-    if len(analysis.rank_results) > 1:
+    if len(analysis.ranks) > 1:
         of_steps = f", of {together}" if together else ""
         return f"A mean over ranks{of_steps}: union of each label's intervals"
     return f"Union of each label's intervals{', ' if together else ''}{together}"
@@ -195,7 +195,7 @@ def matrix_table(analysis: Analysis) -> Table | None:
     for i, name in enumerate(matrix.labels):
         by_name = partial(_share_hidden_by, name)
         columns.append(Column(f"by {name}", "heat", min(i, 8), value=by_name))
-    over = ", over all ranks," if len(analysis.rank_results) > 1 else ""
+    over = ", over all ranks," if len(analysis.ranks) > 1 else ""
     meaning = f"share of each row's own time{over} that compute covers; kernels that run at once count each"
     return make_table(columns, matrix.rows, notes=(meaning,))
 
@@ -236,7 +236,7 @@ def beside_table(analysis: Analysis) -> Table | None:
             (
                 first["label"],
                 first["pass"],
-                first["of_ns"] / max(1, len(analysis.rank_results)),
+                first["of_ns"] / max(1, len(analysis.ranks)),
                 ", ".join(parts),
             )
         )
@@ -261,7 +261,7 @@ def hiding_table(analysis: Analysis) -> Table | None:
     hiding = analysis.hiding
     if hiding is None or hiding.extra_ns is None:
         return None
-    ranks = max(1, len(analysis.rank_results))
+    ranks = max(1, len(analysis.ranks))
     columns = (
         Column("label", "label"),
         Column("kernels", "count"),

@@ -31,9 +31,7 @@ def by_table(analysis: Analysis) -> Table | None:
     rows = table_rows(by.rows, ByRow)
     places = [row for row in rows if by.is_place(row.name)]
     remainders = [row for row in rows if not by.is_place(row.name)]
-    notes = (
-        ["times: means over the ranks that have the row"] if len(analysis.rank_results) > 1 else []
-    )
+    notes = ["times: means over the ranks that have the row"] if len(analysis.ranks) > 1 else []
     notes += by.notes
     if len(places) > MAX_PLACE_ROWS:
         notes.append(f"{counted(len(places) - MAX_PLACE_ROWS, 'row')} more in the JSON")

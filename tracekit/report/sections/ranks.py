@@ -23,7 +23,7 @@ FIGURE_NAMES = {
 
 def spread_of_many(analysis: Analysis) -> Spread | None:
     """Return the distribution of figures over the ranks; None for a run of few ranks, each of which has a bar."""
-    return spread(analysis) if len(analysis.rank_results) > MANY_RANKS else None
+    return spread(analysis) if len(analysis.ranks) > MANY_RANKS else None
 
 
 def figure_text(name: str, number: float) -> str:

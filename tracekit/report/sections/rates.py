@@ -43,7 +43,7 @@ def products_table(analysis: Analysis) -> Table | None:
     longest_kinds = (
         rates.products.filter(pl.col("flop").is_not_null()).head(MAX_RATE_ROWS).rows(named=True)
     )
-    all_ranks = "All ranks; " if len(analysis.rank_results) > 1 else ""
+    all_ranks = "All ranks; " if len(analysis.ranks) > 1 else ""
     return make_table(
         columns,
         [*by_label, *longest_kinds],
@@ -254,7 +254,7 @@ def experts_table(analysis: Analysis) -> Table | None:
 def _expert_notes(analysis: Analysis, rates: RunRates) -> list[str]:
     """Return where the load of experts is least even, and an upper bound of what that costs in a step."""
     cost = rates.expert_cost
-    steps = max((len(rank.per_step) for rank in analysis.rank_results), default=0)
+    steps = max((len(rank.per_step) for rank in analysis.ranks), default=0)
     if cost is None or not steps or rates.expert_layers.is_empty():
         return []
     worst = rates.expert_layers.sort("expert_over_mean", descending=True, nulls_last=True).row(

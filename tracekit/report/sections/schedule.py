@@ -259,7 +259,7 @@ def below_peak(analysis: Analysis) -> str | None:
     if rates is None or not rates.total.flop:
         return None
     shorter_ns = below_peak_ns(rates.products)
-    rank_steps = sum(len(rank.per_step) for rank in analysis.rank_results)
+    rank_steps = sum(len(rank.per_step) for rank in analysis.ranks)
     if shorter_ns is None or not rank_steps:
         return None
     return (

@@ -76,7 +76,7 @@ def _bar(ns: float, longest_ns: float) -> Bar:
 
 def step_map(analysis: Analysis) -> StepMap | None:
     """Return the busy time of ranks by step; None for one rank, one step or unnumbered steps."""
-    ranks = analysis.rank_results[:MAX_RANKS_IN_MAP]
+    ranks = analysis.ranks[:MAX_RANKS_IN_MAP]
     busy_ns: dict[tuple[int, int | None], int] = {}  # by rank and step
     for rank in ranks:
         for scope in rank.per_step:
@@ -89,8 +89,8 @@ def step_map(analysis: Analysis) -> StepMap | None:
     for rank in ranks:
         rows.append((rank.rank, [busy_ns.get((rank.rank, step)) for step in steps]))
     left_out = []
-    if len(ranks) < len(analysis.rank_results):
-        left_out.append(counted(len(analysis.rank_results) - len(ranks), "more rank"))
+    if len(ranks) < len(analysis.ranks):
+        left_out.append(counted(len(analysis.ranks) - len(ranks), "more rank"))
     if len(steps) < len(all_steps):
         left_out.append(counted(len(all_steps) - len(steps), "more step"))
     note = (
