@@ -117,7 +117,8 @@ class MetricsOnHost(Alternative, frozen=True, kw_only=True):
             return
         spans = _intervals(behind)
         named = ", ".join(names.str.strip_prefix("aten::").unique().sort().head(2))
-        if behind.is_empty():
+        # What is offloaded on purpose goes to pinned memory; `.cpu()` and `.numpy()` take ordinary memory.
+        if behind.is_empty() and copies["name"].str.contains("(?i)pageable").all():
             spans = _without_operators(rank, calls["end_ns"])
             named = "Python or NumPy"
         if not spans.total_ns:
