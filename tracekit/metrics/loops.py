@@ -33,6 +33,29 @@ JOINING_OPERATORS = ("aten::cat", "aten::stack")
 MAX_SHARE_BETWEEN = 0.25
 """Operators between two runs of the same body over those of the body, up to which they are one loop: some
 repetitions have an operator more or less."""
+LOOKING_OPERATORS = frozenset(
+    f"aten::{name}"
+    for name in [
+        "alias",
+        "as_strided",
+        "detach",
+        "expand",
+        "narrow",
+        "permute",
+        "reshape",
+        "select",
+        "slice",
+        "split",
+        "squeeze",
+        "t",
+        "transpose",
+        "unbind",
+        "unsqueeze",
+        "view",
+        "view_as",
+    ]
+)
+"""Operators that compute nothing."""
 MAX_BRANCHES = 3
 """Operators of a step that are left out in turn, to find loops that have them in some repetitions alone."""
 MAX_COVERED_SHARE = 0.8
@@ -109,7 +132,7 @@ def find_loops(events: pl.DataFrame, threads: Collection[int]) -> pl.DataFrame:
         for branch in _branches(of_step["name"]):
             without = of_step.filter(pl.col("name") != branch)
             found = [_describe(without, run, tid) for run in _runs_of_step(without)]
-            rows = _longer_loops(rows, found)
+            rows = _longer_loops(rows, [row for row in found if not _looks_alone(row["body"])])
         tables.append(pl.DataFrame(rows, schema=LOOPS))
     return pl.concat(tables).with_columns(loop=pl.int_range(pl.len(), dtype=pl.Int32))
 
@@ -164,6 +187,15 @@ def _branches(names: pl.Series) -> list[str]:
     )
     counts = skipped.group_by("name").agg(pl.col("len").sum()).sort("len", "name", descending=True)
     return counts["name"].head(MAX_BRANCHES).to_list()
+
+
+def _looks_alone(body: str) -> bool:
+    """Return whether a body only looks at tensors: what was left out is its work, then, and no branch.
+
+    >>> _looks_alone("aten::as_strided aten::view"), _looks_alone("aten::select aten::mean")
+    (True, False)
+    """
+    return all(name in LOOKING_OPERATORS for name in body.split(" "))
 
 
 def _longer_loops(
