@@ -158,7 +158,7 @@ def test_ctrl_c_ends_everything(traces):
         assert gone(running.pid)
 
 
-@pytest.mark.skipif(KILLS == 1, reason="tests/test_fleet.py kills one worker of Dask")
+@pytest.mark.skipif(KILLS == 1, reason="tests/run/test_fleet.py kills one worker of Dask")
 def test_a_killed_dask_worker_costs_nothing(traces, answer, tmp_path):
     """A worker is killed while it works, and another takes its place: the answer is the same."""
     pytest.importorskip("distributed")
