@@ -180,3 +180,10 @@ def test_messages_for_which_there_is_too_little_compute_must_be_faster(faster_ns
     }
     (finding,) = ScheduleGap.find(context({"p2p": 300}, predictions=predictions))
     assert (finding.case, finding.saves_ns) == (case, saves_ns)
+
+
+def test_a_part_that_is_more_than_the_whole_gap_says_that_others_make_up_for_it():
+    finding = next(ScheduleGap.find(context({"p2p": 76_000_000, "variation": -34_000_000})))
+    assert "(other differences from the ideal make up for 34.0 ms of that)" in finding.text()
+    finding = next(ScheduleGap.find(context({"p2p": 76_000_000, "imbalance": 4_000_000})))
+    assert "make up" not in finding.text()

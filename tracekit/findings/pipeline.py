@@ -19,6 +19,8 @@ COMMUNICATION_CAUSES = ("exposed_ep", "exposed_comm")
 """Parts of a gap that are findings of their own, about the exposed label."""
 MIN_BUBBLE_SHARE = 0.05
 """Share of ranks × makespan outside cells from which a schedule's own bubble is a finding."""
+MIN_MADE_UP_SHARE = 0.1
+"""Share of a part of the gap by which other parts must shorten the run to be mentioned."""
 EARLIER_HOST = NoHostDelay()
 CHANGES: Mapping[str, Change] = {"imbalance": Balanced(), "host": EARLIER_HOST}
 """Change that removes a part of the gap, for its predicted saving; messages have several."""
@@ -101,13 +103,22 @@ class GapPart(ScheduleGap, frozen=True, kw_only=True):
 
     def _longer_because(self, reason: str) -> str:
         schedule = or_unknown(self.schedule)
-        return f"the pipeline takes {short_ms(self.part_ns)} longer than {schedule} needs, because {reason}"
+        longer = f"the pipeline takes {short_ms(self.part_ns)} longer than {schedule} needs, because {reason}"
+        return f"{longer}{self._made_up_for}"
+
+    @property
+    def _made_up_for(self) -> str:
+        """What of this part is no part of the run's distance to its ideal, because others shorten the run."""
+        shorter_ns = self.part_ns - max(self.gap_ns, 0)
+        if shorter_ns < MIN_MADE_UP_SHARE * self.part_ns:
+            return ""
+        return f" (other differences from the ideal make up for {short_ms(shorter_ns)} of that)"
 
     @property
     def _wait_for_messages(self) -> str:
         return (
             f"pipeline stages wait {short_ms(self.part_ns)} longer for each other's messages than "
-            f"{or_unknown(self.schedule)} needs"
+            f"{or_unknown(self.schedule)} needs{self._made_up_for}"
         )
 
 
