@@ -140,7 +140,7 @@ def test_sections_are_shown_by_name(run_command, samples):
     assert out.stdout.startswith(plain)
     more = out.stdout.removeprefix(plain)
     assert "\nCopies" in more
-    assert "span = " in more
+    assert "\nspan  " in more
     assert "nothing of this run" in more.partition("Memory")[2]
 
 

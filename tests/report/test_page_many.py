@@ -97,6 +97,8 @@ def many(samples):
         share=0.2,
         ranks=(SLOW_RANK,),
         evidence={"ratio": 2.0, "slower_by_ns": 50 * MS, "kernels": 100},
+        text="rank 40 takes twice as long",
+        advice="look for what differs on it",
     )
     run = replace(
         analysis,
@@ -108,10 +110,10 @@ def many(samples):
         described_path=None,
         changed_steps=(),
     )
-    # Instead of what would be found in the sample's figures; an analysis keeps its findings.
+    # Instead of what would be found in the sample's figures.
     with mock.patch("tracekit.report.findings.find", return_value=(slow,)):
         assert [finding.code for finding in findings_of(run)] == ["slow_rank"]
-    return run
+        yield run
 
 
 @pytest.fixture(scope="module")
