@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tracekit.analysis.measure.room_measures import RoomMeasure
 from tracekit.analysis.result import Finder, Rooms
 from tracekit.memory.measures import RANK_MEMORY
-from tracekit.roles.weight_updates import WEIGHT_TRANSFERS
+from tracekit.roles.weight_updates.transfers import WEIGHT_TRANSFERS
 
 if TYPE_CHECKING:
     from tracekit.findings.kind import FindingKind

@@ -21,8 +21,9 @@ from tracekit.roles.processes import (
     processes_on_one_clock,
     share_a_process,
 )
-from tracekit.roles.weight_updates import WEIGHT_TRANSFERS, UpdateProcess, find_weight_updates
+from tracekit.roles.weight_updates import UpdateProcess, find_weight_updates
 from tracekit.roles.weight_updates.summary import summarize_longest_update
+from tracekit.roles.weight_updates.transfers import WEIGHT_TRANSFERS
 from tracekit.schema import Source
 
 KIND_ORDER = ("trainer", "parameter_server", "rollout", "inference_worker", "inference", "unknown")

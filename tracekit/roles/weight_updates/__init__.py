@@ -9,7 +9,7 @@ rank and lane of a run whose processes both broadcast and reload.
 ['rank', 'lane', 'start_ns', 'end_ns', 'bytes']
 """
 
-from tracekit.roles.weight_updates.transfers import WEIGHT_TRANSFERS, UpdateProcess, reload_events
+from tracekit.roles.weight_updates.transfers import UpdateProcess, reload_events
 from tracekit.roles.weight_updates.updates import find_weight_updates
 
-__all__ = ["WEIGHT_TRANSFERS", "UpdateProcess", "find_weight_updates", "reload_events"]
+__all__ = ["UpdateProcess", "find_weight_updates", "reload_events"]
