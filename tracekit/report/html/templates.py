@@ -128,7 +128,7 @@ def keep_figures_together(text: str) -> str:
 
 
 def row_search(table: Table, row: int) -> str:
-    """Return the search of the timeline that a row leads to; empty if there is none.
+    """Return the search of the timeline that a row leads to; empty if there is none, or if it leads to a moment.
 
     >>> from tracekit.report.table import Column
     >>> table = Table((Column("rank", "rank"), Column("in", "label")), ((2, "dp_comm"),))
@@ -139,6 +139,8 @@ def row_search(table: Table, row: int) -> str:
         return table.searches[row]
     label = rank = None
     for column, value in zip(table.columns, table.rows[row], strict=True):
+        if isinstance(value, PlacedValue) and value.start_ns is not None:
+            return ""
         if column.kind == "label" and value in LABEL_COLOURS:
             label = value
         if column.kind == "rank" and isinstance(value, int):

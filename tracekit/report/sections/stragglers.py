@@ -11,7 +11,7 @@ from tracekit.analysis.combine.stragglers import MIN_LATE_SHARE
 from tracekit.documents.analysis import Evidence, Straggler
 from tracekit.report.blocks import StepMap
 from tracekit.report.section import Section
-from tracekit.report.table import Column, Table, make_table
+from tracekit.report.table import Column, PlacedValue, Table, make_table
 
 MAX_STRAGGLERS = 10
 MAX_CANDIDATES_NAMED = 3
@@ -180,6 +180,12 @@ def name_straggler(row: Straggler) -> str:
     return " or ".join(map(str, row.candidates)) if few else f"one of {len(row.candidates)}"
 
 
+def _straggler_place(row: Straggler) -> str | PlacedValue:
+    """Return the name of a straggler, which leads to its rank where clocks leave only that one."""
+    name = name_straggler(row)
+    return name if row.uncertain else PlacedValue(name, row.rank)
+
+
 def straggler_table(analysis: Analysis) -> Table | None:
     """Return the ranks that start operations last, and the waiting they cause.
 
@@ -187,7 +193,7 @@ def straggler_table(analysis: Analysis) -> Table | None:
     """
     steps = max(len(analysis.step.per_step), 1)
     columns = (
-        Column("rank", "figure", value=name_straggler),
+        Column("rank", "figure", value=_straggler_place),
         Column("label", "label"),
         Column("others waited", "ms", value="caused_ns"),
         Column("operations", "count"),

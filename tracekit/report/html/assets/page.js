@@ -285,7 +285,9 @@
   document.addEventListener("click", (event) => {
     const closest = (name) => event.target.closest(`[data-${name}]`);
     const toNumber = (text) => (text === undefined ? undefined : Number(text));
-    const [why, cell, copy, rank, label, row, moment, finding] = ["why", "cell", "copy", "rank", "label", "find", "from", "finding"].map(closest);
+    const [why, cell, copy, rank, label, row, finding] = ["why", "cell", "copy", "rank", "label", "find", "finding"].map(closest);
+    // A row that begins with a moment leads there as a whole.
+    const moment = closest("from") ?? (event.target.closest("a, button") ? null : event.target.closest("tr")?.querySelector("th [data-from]"));
     // A number in a row that stands for a set of events: they are searched for.
     const find = row && event.target.closest("td, .shows, .show") && !event.target.closest("a:not(.show), button:not(.shows), .word") ? row : null;
     if (why) explainKernel(why.dataset.why);
