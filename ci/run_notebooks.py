@@ -15,6 +15,8 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
+from tracekit._version import INSTALLED_FROM
+
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 PUBLISHED_ARCHIVE = (
     "https://github.com/tracekit-ml/tracekit/archive/refs/tags/v{__version__}.tar.gz"
@@ -37,10 +39,15 @@ def main(source_archive: Path) -> None:
 
 
 def with_local_archive(setup: str, source_archive: Path) -> str:
-    """Return the first cell with a source archive of this machine in place of the published one."""
-    for published in (PUBLISHED_ARCHIVE, PUBLISHED_FOLDER):
+    """Return the first cell with a source archive of this machine in place of the published one.
+
+    It asks for tracekit by its name alone, which is met by what is installed.
+    """
+    published_package = f" @ {INSTALLED_FROM}"
+    for published in (published_package, PUBLISHED_ARCHIVE, PUBLISHED_FOLDER):
         if published not in setup:
             raise ValueError(f"the first cell of a notebook does not name {published}")
+    setup = setup.replace(published_package, "")
     setup = setup.replace(PUBLISHED_ARCHIVE, source_archive.resolve().as_uri())
     return setup.replace(PUBLISHED_FOLDER, PUBLISHED_FOLDER.replace("tracekit-", "tracekit_ml-"))
 

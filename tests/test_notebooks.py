@@ -17,6 +17,7 @@ import pytest
 
 import tracekit
 from tests.kept import analysis_of
+from tracekit._version import INSTALLED_FROM
 from tracekit.run.analyze import analyze
 
 pytestmark = pytest.mark.slow
@@ -159,7 +160,7 @@ def test_it_opens_in_colab_and_gets_tracekit_and_the_samples_there(path):
     setup = "".join(code_cells(notebook)[0]["source"])
     first = json.loads(NOTEBOOKS[0].read_text(encoding="utf-8"))
     assert setup == "".join(code_cells(first)[0]["source"])
-    assert f'%pip install --quiet "{about["name"]}[sql]"' in setup
+    assert f'%pip install --quiet "{about["name"]}[sql] @ {INSTALLED_FROM}"' in setup
     assert f'f"{source}/archive/refs/tags/v{{__version__}}.tar.gz"' in setup
     later = "".join("".join(cell["source"]) for cell in code_cells(notebook)[1:])
     assert "../" not in later  # everything is found through what the first cell sets
@@ -173,6 +174,7 @@ def test_a_release_takes_the_samples_from_the_archive_that_it_built():
     (setup, *_) = code_cells(json.loads(NOTEBOOKS[0].read_text(encoding="utf-8")))
     changed = script.with_local_archive("".join(setup["source"]), Path("/dist/tracekit_ml.tar.gz"))
     assert "github.com" not in changed
+    assert '%pip install --quiet "tracekit-ml[sql]"' in changed
     assert 'f"file:///dist/tracekit_ml.tar.gz"' in changed
     assert "tracekit_ml-{__version__}/sample_traces" in changed
     with pytest.raises(ValueError, match="does not name"):

@@ -70,7 +70,7 @@ def test_installed_runs_are_found_without_a_checkout(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("stage_factor", "first"),
-    [(1.25, "each stage has nothing to do"), (2.0, "its stages take unequal time")],
+    [(1.25, "leaves each stage idle"), (2.0, "its stages take unequal time")],
     ids=["a quarter slower", "twice as slow"],
 )
 def test_a_pipeline_begins_with_what_is_likely_to_save_most(tmp_path, stage_factor, first):

@@ -214,7 +214,7 @@ def test_the_sample_holds_what_1f1b_asks_for(rank, in_flight):
             elif row["action"] == "free_requested":
                 living.pop(row["addr"], None)
         most = max(most, sum(living.values()))
-    memory = analysis_of(SAMPLE).memory
+    memory = analysis_of(SAMPLE).allocations
     shown = memory.figures.ranks[rank]
     assert (shown.contents.in_flight, shown.ideal_chunks) == (in_flight, in_flight)
     microbatch = memory.contents[rank].activations["bytes"].median()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import fields
 
 from tests.kept import analysis_of
 from tracekit.analysis.result import Rooms
@@ -71,7 +72,8 @@ def test_a_new_section_is_one_function_and_shows_up_in_every_medium(samples):
     class WithExample(AnalysisResult):
         rooms = Rooms(sections=(*SECTIONS, example))
 
-    analysis = WithExample.of(analysis_of(samples / "reload"))
+    reload = analysis_of(samples / "reload")
+    analysis = WithExample(**{field.name: getattr(reload, field.name) for field in fields(reload)})
     out = io.StringIO()
     terminal.render(analysis, Screen(file=out, width=100), full=True)
     page = page_module.render_html(analysis)

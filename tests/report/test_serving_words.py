@@ -27,7 +27,12 @@ LOADING = {"data_loading"}
 """Codes that are about a DataLoader, which may also feed a model that only runs forward."""
 RL_CODES = {"rollout", "weight_sync"}
 """Codes of loops that also train."""
-NAMED_BY_OPERATORS = {("host_sync", "clipping"), ("host_sync", "scaler"), ("training_mode", "")}
+NAMED_BY_OPERATORS = {
+    ("host_sync", "clipping"),
+    ("host_sync", "scaler"),
+    ("precision", "trained_weights"),
+    ("training_mode", ""),
+}
 """Cases that operators of training decide, or that are about training mode itself."""
 OF_TOKENS = {
     ("out_of_memory", ""),
@@ -85,7 +90,7 @@ def outputs(analysis):
             analysis,
             Screen(file=stream, width=100),
             full=full,
-            sections=["definitions"] if full else [],
+            show=["definitions"] if full else [],
         )
         screens[name] = stream.getvalue()
     return {

@@ -49,8 +49,8 @@ def test_no_user_name_of_a_stack_is_on_the_page(samples):
         ranks.append(structs.replace(rank, contents=structs.replace(rank.contents, lines=lines)))
     run = replace(
         analysis,
-        memory=structs.replace(
-            analysis.memory, figures=structs.replace(analysis.memory, ranks=ranks)
+        allocations=structs.replace(
+            analysis.allocations, figures=structs.replace(analysis.memory, ranks=ranks)
         ),
     )
     text = render_html(run)
