@@ -269,6 +269,17 @@ def test_a_free_step_that_the_recorder_timed_needs_no_model():
     assert (unknown.free_step.time_ns, unknown.free_step.budget) == (12 * MS, None)
 
 
+def test_a_saving_is_never_more_than_the_step_it_is_of():
+    """Of 13 ms without the profiler the host delays 8: of 8 ms that were timed, the same share."""
+    timed = with_recording(launched_every(4, timed_free_ns=8 * MS), MS)
+    row = timed.predict([parse_change("no host delay")])
+    assert (row.free_ns, row.saves_ns) == (8 * MS, pytest.approx(8 * 8 / 13 * MS, rel=0.01))
+    longer = with_recording(launched_every(4), -MS)
+    assert longer.free_step.time_ns == longer.measured_ns == 17 * MS
+    row = longer.predict([parse_change("no host delay")])
+    assert row.saves_ns == pytest.approx(17 * 16 / 21 * MS, rel=0.01)
+
+
 def test_a_recording_whose_cost_is_not_known_has_no_free_step():
     graph = launched_every(4)
     assert graph.free_step is None

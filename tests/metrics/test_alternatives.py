@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
 import polars as pl
 import pytest
 
 from tests.findings.conftest import Recording
 from tracekit import analyze
-from tracekit.metrics.alternatives.host import OneCopy
+from tracekit.metrics.alternatives.host import HostConstants, OneCopy
 from tracekit.metrics.alternatives.remedy import REMEDIES
 from tracekit.metrics.attainable import Share
 from tracekit.metrics.loops import find_loops
-from tracekit.metrics.rank_work import RankWork
+from tracekit.metrics.rank_work import HOST_OPERATORS, RankWork
 from tracekit.metrics.speeds import Speeds
+from tracekit.schema import conform
 
 STEPS = 4
 PERIOD_MS = 20.0
@@ -834,8 +836,8 @@ def remedies_of(entry, *events, bandwidth=None):
 
 def copies(count, size=65_536, part=0):
     return [
-        {"row": 100 * part + n, "part": part, "start_ns": n, "ns": 3, "name": "Memcpy HtoD",
-         "copied_bytes": size}
+        {"row": 100 * part + n, "part": part, "step": part, "start_ns": n, "launch_ns": n, "ns": 3,
+         "name": "Memcpy HtoD", "copied_bytes": size}
         for n in range(count)
     ]  # fmt: skip
 
@@ -855,3 +857,28 @@ def test_of_sixteen_copies_of_64_kb_in_a_step_one_remains(rows, gone):
     remaining = remedies.filter(pl.col("host_share") > 0)
     assert remaining.select("row", "likely_ns").rows() == ([(0, 3)] if gone else [])
     assert not remedies["waits"].any()
+
+
+@pytest.mark.parametrize("constants", [0, 5, 20])
+def test_a_small_copy_is_of_a_constant_or_joined_with_others_never_both(constants):
+    """The first of twenty copies, 1 ms one from the other, are of tensors made of Python's numbers just before."""
+    rows = [
+        {**row, "start_ns": row["row"] * 1_000_000 + 9_000, "launch_ns": row["row"] * 1_000_000}
+        for row in copies(20, size=64)
+    ]
+    made = [
+        {"name": "aten::lift_fresh", "step": 0, "start_ns": row["launch_ns"] - 5_000}
+        for row in rows[:constants]
+    ]
+    operators = conform(
+        pl.DataFrame(made, schema=None if made else {"step": pl.Int64}), HOST_OPERATORS
+    )
+    rank = msgspec.structs.replace(rank_work(*rows), operators=operators)
+    gone = {}
+    for entry in (HostConstants(), OneCopy()):
+        remedies = pl.concat([REMEDIES.to_frame(), *entry.find(rank)])
+        gone[entry.change] = remedies["row"].to_list()
+    joined = sorted(gone["one copy"])
+    assert gone["constants on the GPU"] == list(range(constants))
+    # Fifteen are too few to be joined.
+    assert joined == (list(range(20)) if constants == 0 else [])

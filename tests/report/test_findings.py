@@ -13,7 +13,7 @@ from tests.kept import analysis_of
 from tests.written_findings import written
 from tracekit import analyze
 from tracekit._util.text import short_ms
-from tracekit.documents.analysis import Budget
+from tracekit.documents.analysis import Budget, Step, StepTime
 from tracekit.documents.findings import Finding
 from tracekit.findings.phrases import MAX_FINDING_STEPS_NAMED
 from tracekit.metrics.host.time_by_activity import TIMED_ACTIVITIES
@@ -43,7 +43,7 @@ SAMPLES = [
     "steps/straggler",
 ]
 
-NOTHING = Budget(compute_ns=0, exposed_ns={}, idle=0)
+NOTHING = Step.of(None, budget_ns=Budget(compute_ns=0, exposed_ns={}, idle=0))
 
 
 @pytest.mark.parametrize("kind", [*all_kinds().values()], ids=lambda kind: kind.__name__)
@@ -205,6 +205,21 @@ def test_a_slow_steps_share_names_what_it_is_of():
     assert remarks_on(slow, 1, NOTHING) == words
     assert words in " ".join(line.plain for line in finding_lines(FindingItem(1, slow, words), 200))
     assert share_words(slow) == "saved, 69 % of the mean step"
+
+
+def test_times_longer_than_the_stated_step_say_which_steps_they_are_of():
+    """Steps of 10, 10 and 40 ms whose median is stated, or 8 ms without the profiler."""
+    steps = [StepTime(number, time_ms * 1_000_000) for number, time_ms in enumerate((10, 10, 40))]
+    recorded = Step.of(10_000_000, per_step=steps)
+    free = Step.of(10_000_000, per_step=steps, free_ns=8_000_000)
+
+    def remarks(wait_ms, step):
+        wait = Finding(code="data_loading", cost_ns=wait_ms * 1_000_000, share=1.0)
+        return remarks_on(wait, 1, step)
+
+    assert remarks(15, recorded) == "steps differ: they take 20.0 ms on average"
+    assert remarks(9, free) == "as recorded, when a step took 10.0 ms"
+    assert remarks(9, recorded) == remarks(8, free) == ""
 
 
 def test_without_marks_of_steps_a_count_is_of_the_recording():
@@ -374,5 +389,6 @@ def test_a_saving_above_the_time_that_a_sentence_names_says_why(saves_ms, remark
         saves_ns=round(saves_ms * 1_000_000),
     )
     budget = Budget(span_ns=60_000_000, compute_ns=10_000_000, exposed_ns={}, idle=50_000_000)
-    assert remarks_on(finding, 1, budget).startswith(remark)
-    assert bool(remarks_on(finding, 1, budget)) is bool(remark)
+    step = Step.of(60_000_000, budget_ns=budget)
+    assert remarks_on(finding, 1, step).startswith(remark)
+    assert bool(remarks_on(finding, 1, step)) is bool(remark)

@@ -37,6 +37,7 @@ from tracekit.graph.remedies import select_remedies
 from tracekit.metrics.alternatives.stalls import KnownShapes
 from tracekit.metrics.event_work import PATTERNS
 from tracekit.metrics.host.time_by_activity import TIMED_ACTIVITIES
+from tracekit.metrics.host.waiting_calls import MAX_TENSOR_HANDOVER_NS
 from tracekit.schema import COMMUNICATION_LABELS, COPY_LABELS
 
 OFFENCES = tuple(code for code in TIMED_ACTIVITIES if code != "launch_bound")
@@ -56,6 +57,8 @@ MIN_STEPS_ON_NEW_SHAPES = 2
 """Steps in which it does so."""
 MIN_SHARE_OF_LAUNCH_BOUND = 0.2
 """Share of the step that the GPU idles while the host launches, from which the whole step is said to be so."""
+MIN_TIMES_OF_WAIT = 1.1
+"""Saving of batches in time over the recorded wait for them, from which the wait is longer without the profiler."""
 MOST_OF_IDLE = 0.5
 """Share of the idle time between two steps, from which a sentence says so."""
 BESIDE_THE_GPU = (
@@ -257,6 +260,38 @@ class DataLoading(RemovableActivity, frozen=True, kw_only=True):
 
     def advice(self) -> str:
         return "use more workers or a larger `prefetch_factor`, or make a sample cheaper to prepare"
+
+
+class DataLoadingAtWorkersPace(DataLoading, frozen=True, kw_only=True):
+    """The same where the loop waits longer without the profiler, which does not slow the workers."""
+
+    case = "workers_pace"
+    stated_times = ("saves_ns",)
+
+    def text(self) -> str:
+        return (
+            f"the CPU waits {self._host_time} for batches, and longer without the profiler, which slows the loop but "
+            "not the DataLoader's workers: they are too slow"
+        )
+
+
+class BatchesTakenOver(DataLoading, frozen=True, kw_only=True):
+    """The loop takes batches from the workers itself, and they are there when it asks."""
+
+    case = "taken_over"
+    stated_times = ("host_ns",)
+
+    def text(self) -> str:
+        return (
+            f"the CPU takes {self._host_time} to take batches over from the DataLoader's workers; they are there when "
+            "it asks"
+        )
+
+    def advice(self) -> str:
+        return (
+            "let a thread take them (`pin_memory=True`), or hand over fewer tensors; more workers help only if the "
+            "step without the profiler is shorter than they take for a batch"
+        )
 
 
 class DataLoadingWithoutWorkers(DataLoading, frozen=True, kw_only=True):
@@ -917,6 +952,12 @@ def find_activity(
     if places_with_lines is not None:
         places = places_with_lines
         kind = kind_of_activity(context, code, row, places, stacks_read=True)
+    if (
+        kind is DataLoading
+        and saves_ns is not None
+        and saves_ns > MIN_TIMES_OF_WAIT * row["host_ns"]
+    ):
+        kind = DataLoadingAtWorkersPace
     return kind(
         cost_ns=round(cost_ns),
         share=context.share(cost_ns),
@@ -970,7 +1011,7 @@ def kind_of_activity(
     if code == "allocator":
         return Allocations if context.step.marked else AllocationsAtStart
     if code == "data_loading":
-        return DataLoading if "MultiProcessing" in name else DataLoadingWithoutWorkers
+        return _kind_of_loading(context, name, places)
     if code == "python":
         return _kind_of_python(context, places, stacks_read=stacks_read)
     return KINDS_OF_ACTIVITY[code]
@@ -1006,6 +1047,20 @@ def _kind_of_python(
     if context.has_unread_stacks and not stacks_read:
         return PythonStacksNotRead
     return PythonOutsideStacks if context.has_stacks else Python
+
+
+def _kind_of_loading(
+    context: Context, name: str, places: Sequence[Place]
+) -> type[RemovableActivity]:
+    """Return the class by who prepares batches, and whether they are waited for."""
+    if "MultiProcessing" not in name:
+        return DataLoadingWithoutWorkers
+    graph = context.analysis.graph
+    if graph is None or (graph.graph.events["loader_before"] >= 0).any():
+        return DataLoading
+    # The first batch that was waited for tells nothing of the workers' pace, and is a wait all the same.
+    longest_ns = max((place.end_ns - place.start_ns for place in places), default=0)
+    return DataLoading if longest_ns >= MAX_TENSOR_HANDOVER_NS else BatchesTakenOver
 
 
 def _follow_each_other_soon(waits: float, time_ns: float) -> bool:

@@ -260,10 +260,12 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
                 return None
             return FreeStep(self.timed_free_ns, (self.timed_free_ns,) * 2, "timed")
         replay, bounds = self._free_replay
-        modelled_ns = self._modelled_free_ns
         if self.timed_free_ns is not None:
             budget = graph.budget(replay.start, replay.end, bounds, self.timed_free_ns)
             return FreeStep(self.timed_free_ns, (self.timed_free_ns,) * 2, "timed", budget)
+        # No step gets longer without the profiler: the median of steps that differ does, where a replay makes them
+        # alike.
+        modelled_ns = min(self._modelled_free_ns, self.measured_ns)
         budget = graph.budget(replay.start, replay.end, bounds, modelled_ns)
         return FreeStep(modelled_ns, self._free_range_ns(modelled_ns), "modelled", budget)
 
@@ -364,7 +366,8 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
     ) -> int | None:
         """Return the step without the profiler with changes; None if it is not known.
 
-        Where the free step was timed, the model tells what the changes save of it.
+        Where the free step was timed, the model tells what the changes save of it; of a modelled step that is longer,
+        the same share.
         """
         free = self.free_step
         if free is None or not self.graph.recording_known:
@@ -373,6 +376,8 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         bounds = self.graph.step_bounds(replay.start, replay.end, replay.launch, free=1.0)
         modelled_ns = self._modelled_free_ns
         saved_ns = modelled_ns - max(self.replayed_ns(bounds), changed.hidden_ns())
+        if modelled_ns > free.time_ns and saved_ns > 0:
+            saved_ns = round(saved_ns * free.time_ns / modelled_ns)
         return max(free.time_ns - saved_ns, 0)
 
     def predict(self, changes: Sequence[Change]) -> ChangedStep:

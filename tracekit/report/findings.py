@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from tracekit._util.text import join_with_and, percent, short_ms, size
 from tracekit.analysis.result import Analysis
-from tracekit.documents.analysis import Budget
+from tracekit.documents.analysis import Budget, Step
 from tracekit.documents.findings import Finding
 from tracekit.findings.collect import find
 from tracekit.findings.families import kind_of
@@ -250,16 +250,43 @@ def spread_over(finding: Finding) -> str:
     )
 
 
-def remarks_on(finding: Finding, number: int, budget: Budget) -> str:
-    """Return what is to be known about the saving of a finding; empty if nothing is.
+def beyond_step(finding: Finding, step: Step) -> str:
+    """Return which steps a finding's times are of, where they are longer than the step that is stated; empty where not.
+
+    What the host does is a mean of recorded steps, the step their median, or what it is without the profiler.
+
+    >>> from tracekit.documents.analysis import StepTime
+    >>> wait = Finding(code="data_loading", cost_ns=185_000_000, share=1)
+    >>> steps = [StepTime(number, ns) for number, ns in enumerate((10_000_000, 10_000_000, 600_000_000))]
+    >>> beyond_step(wait, Step.of(10_000_000, per_step=steps))
+    'steps differ: they take 207 ms on average'
+    """
+    stated_ns = max(kind_of(finding).stated_ns(finding) or 0, finding.saving_ns or 0)
+    if not step.stated_ns or not step.time_ns or stated_ns <= step.stated_ns:
+        return ""
+    if stated_ns <= step.time_ns:
+        return f"as recorded, when a step took {short_ms(step.time_ns)}"
+    times_ns = [each.time_ns for each in step.usual]
+    mean_ns = sum(times_ns) / max(len(times_ns), 1)
+    return (
+        f"steps differ: they take {short_ms(mean_ns)} on average" if mean_ns > step.time_ns else ""
+    )
+
+
+def remarks_on(finding: Finding, number: int, step: Step) -> str:
+    """Return what is to be known about the times of a finding; empty if nothing is.
 
     Args:
         finding: The finding.
         number: Its number.
-        budget: Parts of the step that it is of.
+        step: The step that they are parts of.
 
     """
-    of_size = spread_over(finding) or beyond_cost(finding, budget)
+    of_size = (
+        spread_over(finding)
+        or beyond_step(finding, step)
+        or beyond_cost(finding, step.stated_budget)
+    )
     return "; ".join(filter(None, (of_size, shared_time(finding, number))))
 
 
@@ -273,7 +300,7 @@ def finding_items(analysis: Analysis) -> list[FindingItem]:
             FindingItem(
                 number,
                 finding,
-                remarks_on(finding, number, analysis.step.stated_budget),
+                remarks_on(finding, number, analysis.step),
                 same_as=None if same_as == number else same_as,
             )
         )

@@ -470,7 +470,7 @@ def _tables_of_gpu_events(
         busy=all_lanes.busy | recording.unrecorded,  # there the GPU is not known to be idle
         gaps=idle_gaps,
     )
-    loading = find_loader_waits(launching.ranges)
+    loading = find_loader_waits(launching.ranges, launching.operators)
     del launching, frames_of_rank
     give_back_memory(worth=is_large)
     of_steps = timed_steps(

@@ -65,25 +65,29 @@ class HostConstants(Alternative, frozen=True, kw_only=True):
     min_saved_share = 0.02
 
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
-        from_host = pl.col("name").str.contains("(?i)HtoD|HostToDevice")
-        copies = rank.events.filter(from_host & (pl.col("copied_bytes") <= MAX_CONSTANT_BYTES))
-        if copies.height < MIN_CONSTANTS:
-            return
-        made = rank.operators_named(MAKES_TENSOR).select("part", made_ns="start_ns").sort("made_ns")
-        copies = copies.sort("launch_ns").drop_nulls("launch_ns")
-        if made.is_empty():
-            return
-        # Each tensor is copied before or behind the mark that it is new, and before the next one is made.
-        copied_at = copies["launch_ns"].to_numpy()
-        made_at = made["made_ns"].to_numpy()
-        before = np.searchsorted(made_at, copied_at) - 1
-        is_near = np.zeros(len(copied_at), np.bool_)
-        for offset in (0, 1):
-            index = np.clip(before + offset, 0, len(made_at) - 1)
-            is_near |= np.abs(made_at[index] - copied_at) < MIN_COMPUTING_NS
-        constants = copies.filter(pl.Series(is_near))
-        constants = constants.filter(pl.len().over("part") >= MIN_CONSTANTS)
-        yield without_events(constants, self.change).with_columns(waits=pl.lit(value=False))
+        constants = copied_constants(rank)
+        if len(constants):
+            yield without_events(constants, self.change).with_columns(waits=pl.lit(value=False))
+
+
+def copied_constants(rank: RankWork) -> pl.DataFrame:
+    """Return the copies from the host of tensors that were just made of Python's numbers, of steps with several."""
+    from_host = pl.col("name").str.contains("(?i)HtoD|HostToDevice")
+    copies = rank.events.filter(from_host & (pl.col("copied_bytes") <= MAX_CONSTANT_BYTES))
+    made = rank.operators_named(MAKES_TENSOR).select("part", made_ns="start_ns").sort("made_ns")
+    copies = copies.sort("launch_ns").drop_nulls("launch_ns")
+    if copies.is_empty() or made.is_empty():
+        return copies.clear()
+    # Each tensor is copied before or behind the mark that it is new, and before the next one is made.
+    copied_at = copies["launch_ns"].to_numpy()
+    made_at = made["made_ns"].to_numpy()
+    before = np.searchsorted(made_at, copied_at) - 1
+    is_near = np.zeros(len(copied_at), np.bool_)
+    for offset in (0, 1):
+        index = np.clip(before + offset, 0, len(made_at) - 1)
+        is_near |= np.abs(made_at[index] - copied_at) < MIN_COMPUTING_NS
+    constants = copies.filter(pl.Series(is_near))
+    return constants.filter(pl.len().over("part") >= MIN_CONSTANTS)
 
 
 class MetricsOnHost(Alternative, frozen=True, kw_only=True):
@@ -312,7 +316,10 @@ class OneCopy(Alternative, frozen=True, kw_only=True):
     def find(self, rank: RankWork) -> Iterator[pl.DataFrame]:
         small = rank.events.filter(pl.col("copied_bytes") <= MAX_SMALL_COPY_BYTES)
         from_host = pl.col("name").str.contains("(?i)HtoD|HostToDevice")
-        copies = small.filter(from_host).sort("start_ns")
+        # Constants need no copy at all, which is another entry's advice.
+        constants = copied_constants(rank).select("start_ns", "launch_ns")
+        copies = small.filter(from_host).join(constants, on=["start_ns", "launch_ns"], how="anti")
+        copies = copies.sort("start_ns")
         many = copies.filter(pl.len().over("part") >= MIN_SMALL_COPIES)
         if many.is_empty():
             return

@@ -56,7 +56,7 @@ def explain_finding(analysis: Analysis, number: int) -> str:
         )
         saved = f"{bound_words(finding)}{short_ms(finding.saving_ns)}"
         lines.append(f"   saves {saved}{between}")
-    if remarks := remarks_on(finding, number, analysis.step.stated_budget):
+    if remarks := remarks_on(finding, number, analysis.step):
         lines.append(f"   {remarks}")
     if finding.change is not None:
         lines.append(f"   predicted with {_change_options(finding.change)}")
