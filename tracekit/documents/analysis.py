@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import force_setattr, replace
 
+from tracekit._util.notebook import html_table
 from tracekit.documents.findings import Finding, Share
 from tracekit.documents.late import LateDocument
 from tracekit.documents.memory import MemoryContents
@@ -669,6 +670,23 @@ class ComparedSchedule(Struct, frozen=True, kw_only=True):
     """Predicted changes, with --what-if."""
     pipelines: list[PipelineStep]
     """All pipelines and steps."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<ComparedSchedule: {self.name}, {self.pp} ranks, {self.microbatches} micro-batches, "
+            f"{self.measured.makespan_ns / 1e6:.1f} ms measured, {self.ideal.makespan_ns / 1e6:.1f} ms ideal>"
+        )
+
+    def _repr_html_(self) -> str:
+        parts = sorted(
+            (self.gap_ns or {}).items(), key=lambda part: (part[0] == "unexplained", -part[1])
+        )
+        rows = [
+            ("ideal", f"{self.ideal.makespan_ns / 1e6:,.1f} ms"),
+            *((cause, f"{ns / 1e6:+,.1f} ms") for cause, ns in parts if ns),
+            ("measured", f"{self.measured.makespan_ns / 1e6:,.1f} ms"),
+        ]
+        return html_table(repr(self)[1:-1], ("from the ideal to the run", "time"), rows)
 
 
 # ---- the critical path and --by

@@ -8,7 +8,6 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Ints
-from tracekit._util.notebook import html_table
 from tracekit.documents import analysis as documents
 from tracekit.documents.analysis import RankBubble, WhatIf
 from tracekit.documents.coding import rows
@@ -258,22 +257,3 @@ class ScheduleComparison(msgspec.Struct, frozen=True, eq=False):
             what_if=list(self.what_if),
             pipelines=[step.to_document() for step in self.all],
         )
-
-    def __repr__(self) -> str:
-        head = self.head
-        return (
-            f"<ScheduleComparison: {self.name}, {self.pp} ranks, {self.microbatches} micro-batches, "
-            f"{head.measured_ns / 1e6:.1f} ms measured, {head.ideal_ns / 1e6:.1f} ms ideal>"
-        )
-
-    def _repr_html_(self) -> str:
-        head = self.head
-        parts = sorted(
-            (head.gap_ns or {}).items(), key=lambda part: (part[0] == "unexplained", -part[1])
-        )
-        rows = [
-            ("ideal", f"{head.ideal_ns / 1e6:,.1f} ms"),
-            *((cause, f"{ns / 1e6:+,.1f} ms") for cause, ns in parts if ns),
-            ("measured", f"{head.measured_ns / 1e6:,.1f} ms"),
-        ]
-        return html_table(repr(self)[1:-1], ("from the ideal to the run", "time"), rows)
