@@ -139,6 +139,20 @@ def test_workers_that_are_too_slow_without_the_profiler_cost_more_than_the_recor
     assert loading.saves_ns > 2 * MS
 
 
+def test_what_the_host_delays_by_different_times_saves_within_a_range(analysis_of_steps):
+    """The main thread prepares batches for 2 ms in two of the steps and for 9 in the others."""
+
+    def fill(recording, start, number):
+        prepared = 2 if number in (0, 3) else 9
+        recording.op(SINGLE_LOADER, start + 0.1, start + 0.1 + prepared)
+        launch_ten(recording, start, first=0.2 + prepared)
+
+    findings = {finding.code: finding for finding in analysis_of_steps(fill).findings}
+    least_ns, most_ns = findings["data_loading"].saves_range_ns
+    assert least_ns <= 2.1 * MS
+    assert most_ns >= 8.5 * MS
+
+
 def test_a_look_into_the_cache_of_compiled_code_is_no_compilation(findings_of):
     assert "compile" not in findings_of(stopped_host("TorchDynamo Cache Lookup"))
 
@@ -771,6 +785,7 @@ def offence(monkeypatch, cost_ns, *, can_replay=False, saves=None, gpu_ns=600):
     if saves is not None:
         predicted = ChangedStep("a", ("a",), 1_000, saves_ns=saves, saves_range_ns=(0, 0))
     context = SimpleNamespace(
+        analysis=SimpleNamespace(graph=None),
         predict=lambda change: predicted,
         can_replay=can_replay,
         runs_pytorch=True,

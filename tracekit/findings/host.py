@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import polars as pl
 
 from tracekit._util.text import percent, short_ms
@@ -59,6 +60,10 @@ MIN_SHARE_OF_LAUNCH_BOUND = 0.2
 """Share of the step that the GPU idles while the host launches, from which the whole step is said to be so."""
 MIN_TIMES_OF_WAIT = 1.1
 """Saving of batches in time over the recorded wait for them, from which the wait is longer without the profiler."""
+MIN_STEPS_FOR_SPREAD = 3
+"""Steps from which what each saves tells how far a saving varies."""
+QUANTILES_OF_STEPS = (0.1, 0.9)
+"""Steps between which a saving's range lies at least, by what each saves."""
 MOST_OF_IDLE = 0.5
 """Share of the idle time between two steps, from which a sentence says so."""
 BESIDE_THE_GPU = (
@@ -931,7 +936,7 @@ def find_activity(
         saves_range_ns: tuple[int, int] | None = (round(low_ns), round(high_ns))
     else:
         saves_ns = max(predicted.saves_ns or 0, 0)
-        saves_range_ns = saved_range_ns(predicted)
+        saves_range_ns = _range_with_steps(context, change, saved_range_ns(predicted))
         # Idle time behind the activity is its cost only as far as the replay without it saves it.
         idle_ns = means.value(code, "idle_ns")
         copied_ns = means.gpu_ns - gpu_ns
@@ -1047,6 +1052,23 @@ def _kind_of_python(
     if context.has_unread_stacks and not stacks_read:
         return PythonStacksNotRead
     return PythonOutsideStacks if context.has_stacks else Python
+
+
+def _range_with_steps(
+    context: Context, change: Change, range_ns: tuple[int, int] | None
+) -> tuple[int, int] | None:
+    """Return the range of a saving, which holds what most steps save: a host delays them by different times."""
+    graph = context.analysis.graph
+    if graph is None or range_ns is None:
+        return range_ns
+    saved_ns = graph.saved_by_step_ns([change])
+    if len(saved_ns) < MIN_STEPS_FOR_SPREAD:
+        return range_ns
+    least_ns, most_ns = np.quantile(saved_ns, QUANTILES_OF_STEPS)
+    return (
+        min(range_ns[0], max(round(least_ns), 0)),
+        max(range_ns[1], min(round(most_ns), context.step_ns)),
+    )
 
 
 def _kind_of_loading(

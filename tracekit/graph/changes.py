@@ -400,6 +400,21 @@ class WhatIfGraph(msgspec.Struct, frozen=True, eq=False, dict=True):
         """Whole predictions made so far, by their changes."""
         return {}
 
+    def saved_by_step_ns(self, changes: Sequence[Change]) -> list[int]:
+        """Return what *changes* save of each step, median over ranks: without the profiler where that is known."""
+        graph = self.graph
+        free = 1.0 if graph.recording_known else 0.0
+        before = self._free_replay[1] if free else graph.measured_bounds
+        replay = self.changed_graph(changes).replay(free=free)
+        after = graph.step_bounds(replay.start, replay.end, replay.launch, free=free)
+        both = before.select("rank_index", "step_index", "time_ns").join(
+            after.select("rank_index", "step_index", after_ns="time_ns"),
+            on=["rank_index", "step_index"],
+        )
+        saved = both.drop_nulls().group_by("step_index", maintain_order=True)
+        saved_ns = saved.agg(ns=(pl.col("time_ns") - pl.col("after_ns")).median())["ns"]
+        return [round(ns) for ns in saved_ns]
+
     def _predict(self, changes: Sequence[Change], *, saving_alone: bool) -> ChangedStep:
         """Return a prediction; *saving_alone*: without ranges and the new critical path."""
         free_ns = None if self.free_step is None else self.free_step.time_ns

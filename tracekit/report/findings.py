@@ -273,6 +273,22 @@ def beyond_step(finding: Finding, step: Step) -> str:
     )
 
 
+def between(finding: Finding) -> str:
+    """Return the range of what a change of the host saves, where it is wider than the saving; empty elsewhere.
+
+    >>> effect = {"cost_ns": 4, "share": 0.2, "saves_ns": 8_000_000, "saves_range_ns": (2_000_000, 12_000_000)}
+    >>> between(Finding(code="host_sync", **effect))
+    'between 2.00 and 12.0 ms'
+    """
+    saves_ns, range_ns = finding.saves_ns, finding.saves_range_ns
+    if not saves_ns or range_ns is None or not range_ns[0] or not kind_of(finding).of_host:
+        return ""
+    if range_ns[1] - range_ns[0] <= saves_ns:
+        return ""
+    least, most = map(short_ms, range_ns)
+    return f"between {least.removesuffix(' ms')} and {most}"
+
+
 def remarks_on(finding: Finding, number: int, step: Step) -> str:
     """Return what is to be known about the times of a finding; empty if nothing is.
 
@@ -287,7 +303,7 @@ def remarks_on(finding: Finding, number: int, step: Step) -> str:
         or beyond_step(finding, step)
         or beyond_cost(finding, step.stated_budget)
     )
-    return "; ".join(filter(None, (of_size, shared_time(finding, number))))
+    return "; ".join(filter(None, (between(finding), of_size, shared_time(finding, number))))
 
 
 def finding_items(analysis: Analysis) -> list[FindingItem]:
