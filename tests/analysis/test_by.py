@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from tracekit.analysis.measure.by.rows.rows import MIN_STACK_TO_RULE_RATIO
 
 from tests.kept import analysis_of
 from tracekit.analysis.measure.by.layers import (
@@ -17,7 +18,6 @@ from tracekit.analysis.measure.by.layers import (
     repeated_layers,
     repeated_positions,
 )
-from tracekit.analysis.measure.by.rows import MIN_STACK_TO_RULE_RATIO
 from tracekit.classify import classify
 from tracekit.classify.model_position import (
     MIN_STACK_TO_NAME_RATIO,
@@ -103,8 +103,12 @@ def test_without_sequence_numbers_the_backward_repeats_in_reverse():
 
 def test_rows_add_up_and_flop_are_the_hand_count():
     result = analysis_of(SAMPLES / "layers", by="layer")
-    rows, cost = result.by.rows, result.total.budget
-    assert rows["ns"].sum() == result.by.total_ns == cost.compute_ns + sum(cost.exposed_ns.values())
+    rows, cost = result.places.rows, result.total.budget
+    assert (
+        rows["ns"].sum()
+        == result.places.total_ns
+        == cost.compute_ns + sum(cost.exposed_ns.values())
+    )
     layers = rows.filter(pl.col("layer").is_not_null())
     assert layers["layer"].to_list() == list(range(TRUTH["layers"]))
     flop = TRUTH["flop_per_layer_and_microbatch"]
@@ -121,7 +125,7 @@ def test_rows_add_up_and_flop_are_the_hand_count():
 
 
 def test_modules_have_their_own_time_and_that_of_what_they_call():
-    rows = analysis_of(SAMPLES / "layers", by="module", schedule="none").by.rows
+    rows = analysis_of(SAMPLES / "layers", by="module", schedule="none").places.rows
     paths = {
         path: (own, whole)
         for path, own, whole in rows.select("path", "ns", "inclusive_ns").iter_rows()
@@ -136,7 +140,7 @@ def test_modules_have_their_own_time_and_that_of_what_they_call():
 
 
 def test_the_slow_shape_is_on_top():
-    by = analysis_of(SAMPLES / "rates", by="shape", schedule="none").by
+    by = analysis_of(SAMPLES / "rates", by="shape", schedule="none").places
     assert by.rows["name"][0] == "mm [[2048,1024],[1024,4093]] bf16"
     assert by.rows["ns"].sum() == by.total_ns
     assert by.rows["below_peak_ns"][0] == by.rows["below_peak_ns"].max()
@@ -144,14 +148,16 @@ def test_the_slow_shape_is_on_top():
 
 def test_nothing_to_go_by_is_one_line_and_no_rows():
     trace = SAMPLES / "reload" / "rank0.pt.trace.json.gz"
-    by = analysis_of(trace, by="layer", schedule="none").by
+    by = analysis_of(trace, by="layer", schedule="none").places
     assert by.to_document().rows is None
     assert by.to_document().total_ns > 0
     assert "with_stack=True" in by.notes[0]
 
 
 def test_stages_of_a_pipeline_hold_layers_of_their_own():
-    rows = analysis_of(SAMPLES / "1f1b", by="layer").by.rows.filter(pl.col("layer").is_not_null())
+    rows = analysis_of(SAMPLES / "1f1b", by="layer").places.rows.filter(
+        pl.col("layer").is_not_null()
+    )
     assert rows.select("stage", "layer").rows() == [
         (stage, layer) for stage in range(4) for layer in range(3)
     ]
@@ -161,10 +167,10 @@ def test_stages_of_a_pipeline_hold_layers_of_their_own():
 
 def test_a_loaded_trace_and_annotations():
     trace = Trace((RankEvents(renamed(), rank().source),), ())
-    rows = analyze(trace, by="annotation", schedule="none").by.rows
+    rows = analyze(trace, by="annotation", schedule="none").places.rows
     named = rows.filter(pl.col("path").str.contains("^layer "))
     assert sorted(named["path"].to_list()) == [f"layer {n}" for n in range(TRUTH["layers"])]
-    assert analyze(trace, by="layer", schedule="none").by.rows["evidence"][0] == "annotation"
+    assert analyze(trace, by="layer", schedule="none").places.rows["evidence"][0] == "annotation"
 
 
 def test_other_words_are_refused():
@@ -235,7 +241,7 @@ def test_fsdp_hooks_of_a_framework(corpus):
     result = analyze(
         corpus.parent / "frameworks" / "titan-fsdp", by="layer", schedule="none", ranks=[0]
     )
-    rows = result.by.rows.filter(pl.col("layer").is_not_null())
+    rows = result.places.rows.filter(pl.col("layer").is_not_null())
     # 57 forward products: 7 in each of 8 layers, and the head.
     assert rows["layer"].to_list() == list(range(8))
     assert rows["count"].n_unique() == 1
@@ -336,10 +342,12 @@ def labelled_layers():
 
 def test_a_graph_launches_all_layers_at_one_moment(corpus):
     trace = corpus / "tracelens" / "qwen3_30b_a3b_B300_TP-0-DECODE.trace.json.gz"
-    rows = analyze(trace, by="layer", schedule="none").by.rows.filter(pl.col("layer").is_not_null())
+    rows = analyze(trace, by="layer", schedule="none").places.rows.filter(
+        pl.col("layer").is_not_null()
+    )
     assert rows["layer"].to_list() == list(range(48))  # as the model is published
     assert rows["count"].n_unique() == 1
-    assert set(analyze(trace, by="module", schedule="none").by.rows["evidence"]) == {
+    assert set(analyze(trace, by="module", schedule="none").places.rows["evidence"]) == {
         "name, neighbour",
         "name, shapes",
         "name",

@@ -48,7 +48,7 @@ def context(
             notices=notices,
             tables={"operations": pl.DataFrame({"group": [group]}, schema={"group": pl.String})},
         ),
-        step=SimpleNamespace(budget=exposed),
+        step=SimpleNamespace(budget_ns=exposed),
         share=lambda ns: ns / 100,
     )
 

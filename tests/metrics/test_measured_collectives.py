@@ -23,6 +23,7 @@ from tracekit.metrics.measured_collectives import (
     read_measured_times,
 )
 from tracekit.metrics.operations import operations
+from tracekit.report.sections.rates import communication_table
 from tracekit.schema import LABELLED, Source, conform
 
 PUBLIC = Path(os.environ.get("TRACEKIT_CORPUS", "nowhere")) / "public"
@@ -284,7 +285,7 @@ def test_a_run_on_two_gpus_of_a_machine_is_compared(tmp_path):
     assert row["gpu_link_gb_s"] == 450
     assert row["measured_bus_gb_s"] == pytest.approx(8 * MIB / 2 / 37_040)
     assert row["share_of_measured"] == pytest.approx(37_040 / 200_000)
-    table = result.view.communication
+    table = communication_table(result)
     shown = {
         column.name: column.shown(value)
         for column, value in zip(table.columns, table.rows[0], strict=True)

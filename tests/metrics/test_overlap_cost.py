@@ -13,7 +13,7 @@ from tracekit.metrics.overlap import (
     combine_overlap_costs,
     measure_overlap_costs,
 )
-from tracekit.report.sections.budget import hiding_table
+from tracekit.report.sections.overlap import hiding_table
 
 MS = 1_000_000
 

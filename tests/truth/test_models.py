@@ -97,7 +97,7 @@ def test_without_the_stack_modules_are_right_or_absent(corpus, model):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_layers_are_those_of_the_model(corpus, model):
-    rows = analyze(corpus / "models" / f"{model}.json.gz", by="layer", schedule="none").by.rows
+    rows = analyze(corpus / "models" / f"{model}.json.gz", by="layer", schedule="none").places.rows
     assert rows["layer"].drop_nulls().to_list() == list(range(MODELS[model][1]))
 
 
@@ -106,7 +106,7 @@ def test_layers_are_those_of_the_model(corpus, model):
 )
 def test_whole_passes_are_no_layers(corpus, model, layers):
     """AlexNet runs once to warm up and once to be measured."""
-    rows = analyze(corpus / "models" / f"{model}.json.gz", by="layer", schedule="none").by.rows
+    rows = analyze(corpus / "models" / f"{model}.json.gz", by="layer", schedule="none").places.rows
     assert rows["layer"].drop_nulls().len() == layers
 
 

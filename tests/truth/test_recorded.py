@@ -73,7 +73,7 @@ def test_each_linear_product_has_two_gradients_in_its_module(name):
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_layers_are_right_or_absent(name):
     layers = truth_of(name)["layers"]
-    actual = analysis(name).by.rows["layer"].drop_nulls().len()
+    actual = analysis(name).places.rows["layer"].drop_nulls().len()
     assert actual in (layers, 0) or not layers
 
 

@@ -38,14 +38,14 @@ def test_the_slowest_is_shown(analysis):
     assert analysis.comparison.pipelines == ((0, 2), (1, 3))
     assert analysis.comparison.head.pipeline.ranks == (1, 3)
     assert not analysis.comparison.chosen
-    assert describe_choice(analysis.schedule) == "pipeline 1 (of 0 and 1), the slowest"
+    assert describe_choice(analysis.comparison) == "pipeline 1 (of 0 and 1), the slowest"
 
 
 @pytest.mark.parametrize(("number", "ranks"), [(0, (0, 2)), (1, (1, 3))])
 def test_any_can_be_asked_for(folder, number, ranks):
     chosen = analyze(folder, pipeline=number)
     assert chosen.comparison.head.pipeline.ranks == ranks
-    assert describe_choice(chosen.schedule) == f"pipeline {number} (of 0 and 1)"
+    assert describe_choice(chosen.comparison) == f"pipeline {number} (of 0 and 1)"
 
 
 def test_a_pipeline_that_is_not_there_is_refused(folder):
@@ -55,7 +55,7 @@ def test_a_pipeline_that_is_not_there_is_refused(folder):
 
 
 def test_pipelines_that_tie_are_alike(analysis):
-    comparison = analysis.schedule
+    comparison = analysis.comparison
     same = [structs.replace(step, pipeline=replace(step.pipeline, ranks=ranks)) for step, ranks in
             ((comparison.head, comparison.head.pipeline.ranks), (comparison.head, (0, 2)))]  # fmt: skip
     assert describe_choice(structs.replace(comparison, all=tuple(same))).endswith(

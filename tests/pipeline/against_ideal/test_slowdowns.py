@@ -55,7 +55,7 @@ def test_equal_durations_are_not_split() -> None:
 
 
 def test_a_pipeline_of_a_trace_is_split_by_stage_op_and_rank() -> None:
-    comparison = kept.analysis_of("sample_traces/1f1b").schedule
+    comparison = kept.analysis_of("sample_traces/1f1b").comparison
     assert comparison is not None
     slowdown = pipeline_slowdown(comparison)
     assert slowdown is not None
@@ -66,7 +66,7 @@ def test_a_pipeline_of_a_trace_is_split_by_stage_op_and_rank() -> None:
 
 def test_the_stage_that_works_more_explains_the_slowdown() -> None:
     """Of the sample's two stages, the second does its feed-forward part 12 times."""
-    comparison = kept.analysis_of("sample_traces/steps/straggler").schedule
+    comparison = kept.analysis_of("sample_traces/steps/straggler").comparison
     assert comparison is not None
     slowdown = pipeline_slowdown(comparison)
     assert slowdown is not None

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from tracekit._util.arrays import Bools, Ints, find_ids
-from tracekit._util.categories import CategoryColumn
+from tracekit._util.categories import CategoryColumn, search_all
 from tracekit._util.columns import to_int64, with_nulls
 from tracekit.classify.autograd import read_autograd
 from tracekit.classify.host_ranges import Ranges, read_ranges
@@ -174,7 +174,7 @@ def _chunks_with_layers(
         tokens = chunk["token"].to_numpy()
         key = tokens.tobytes()
         if key not in layers_of_tokens:
-            is_product = chunk["name"].str.contains(MATMUL_KERNELS).to_numpy()
+            is_product = search_all(MATMUL_KERNELS, chunk["name"].to_list())
             is_norm = chunk["name"].str.contains(_NORM) | chunk["op"].fill_null("").str.contains(
                 _NORM
             )
