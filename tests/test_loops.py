@@ -180,7 +180,7 @@ def replay_events(rng):
         "times": np.stack(
             [start, start + rng.integers(1, 9, size), launch, np.full(size, start[0])]
         ),
-        "delays": rng.integers(0, 4, (5, size)),
+        "delays": rng.integers(0, 4, (6, size)),
         "before": before,
         "factors": np.stack(
             [rng.random(size), rng.choice([1.0, 0.5], size), rng.choice([0.0, 1.0], size)]

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from tracekit.analysis.measure.by.rows.rows import MIN_STACK_TO_RULE_RATIO
 
 from tests.kept import analysis_of
 from tracekit.analysis.measure.by.layers import (
@@ -18,6 +17,7 @@ from tracekit.analysis.measure.by.layers import (
     repeated_layers,
     repeated_positions,
 )
+from tracekit.analysis.measure.by.rows import MIN_STACK_TO_RULE_RATIO
 from tracekit.classify import classify
 from tracekit.classify.model_position import (
     MIN_STACK_TO_NAME_RATIO,

@@ -167,7 +167,7 @@ def number_steps(labelled: pl.DataFrame) -> tuple[pl.DataFrame, list[Notice]]:
     >>> events = pl.DataFrame({"label": labels, "start_ns": range(5), "launch_ns": range(5)})
     >>> numbered, (notice,) = number_steps(events.with_columns(step=pl.lit(None, pl.Int64)))
     >>> numbered["step"].to_list(), notice.code, notice.values
-    ([0, 0, 0, 0, 1], 'no-steps', {'steps': 2})
+    ([0, 0, 0, 0, 1], 'no-steps', {'case': 'by_optimizer', 'steps': 2})
     """
     if labelled.is_empty() or labelled["step"].null_count() < len(labelled):
         return labelled, []

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit._util.arguments import checked_text
+from tracekit._util.arguments import checked_path, checked_text
 from tracekit._util.text import terminal
 from tracekit._version import requirement
 from tracekit.errors import InputError, OptionError
@@ -72,8 +72,9 @@ def query(store: str | Path, sql: str) -> pl.DataFrame:
     sql = checked_text(sql, "sql")
     # What is no store, or damaged, is refused before DuckDB is there, which names what it leaves behind when it
     # was loaded for nothing.
-    if Path(store).is_file():
-        return _answer(sql, {"runs": read_runs(Path(store)).to_arrow()})
+    path = checked_path(store, "store")
+    if path.is_file():
+        return _answer(sql, {"runs": read_runs(path).to_arrow()})
     opened_store = open_store(store)
     tables = _tables(opened_store)
     if any(_names_table(sql, name) for name in TABLES_OF_ANALYSIS):

@@ -541,7 +541,7 @@ def failure_notices(
 
     >>> from tracekit.errors import InputError
     >>> good, bad = SourceRef("rank0.json", "kineto", 0), SourceRef("rank1.json", "kineto", 1)
-    >>> failed = ItemResult(1, bad, error=InputError("rank1.json: ends early"))
+    >>> failed = ItemResult(1, bad, error=InputError("ends early", path="rank1.json"))
     >>> failure_notices([ItemResult(0, good, value=[]), failed])[0].values["error"]
     'rank1.json: ends early'
     """
